@@ -13,9 +13,11 @@ runtime := $(if $(own_env),$(VENV)/.runtime)
 dev := $(if $(own_env),$(VENV)/.dev)
 # Three groups of tests run side by side, these two and all others, of about the same processor time. Whole systems may
 # end last, because they are several processes each: two cores have no rest.
-computing := tests/kernels tests/ops tests/models tests/memory tests/device tests/scheduling tests/kv tests/benchmarks tests/deploy/bench
-systems := tests/e2e
+computing := tests/kernels tests/ops tests/models tests/memory tests/device tests/kv tests/benchmarks
+systems := tests/e2e tests/deploy/processes tests/deploy/serve tests/deploy/autoscale
 chosen := not gpu and not gpu_types and not slow
+# Tests start hundreds of programs; without bytecode on disk, each compiles all sources that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 side_by_side = $(MAKE) --no-print-directory --jobs=4 --keep-going LABELLED=1

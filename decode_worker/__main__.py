@@ -22,7 +22,7 @@ from common.device.steps.warm_up import (
 from common.grammar.followers import make_followers
 from common.serving.turns.shared import decode_gate
 from common.serving.worker.start import Incarnation, make_ready, worker_main
-from common.settings.config import WORKER_SECTIONS, Config
+from common.settings.config import Config
 from common.wire.messages.worker import Role
 from common.wire.transport.endpoints import told
 from common.wire.transport.sockets import Hub, handoff_endpoint
@@ -114,4 +114,4 @@ def _prompt_runner(config: Config, engine: Engine, short_tokens: int, *, has_pro
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main(Role.DECODE, WORKER_SECTIONS, DESCRIPTION, build))
+    sys.exit(worker_main(Role.DECODE, DESCRIPTION, build))

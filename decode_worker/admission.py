@@ -13,29 +13,18 @@ another client has two rows more.
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from common.base.errors import ErrorCode
 from common.serving.prompts.requests import Fail
 from decode_worker.arrivals.arrivals import Arrivals
-from decode_worker.sequences.row_queue import Group, Rank, RowQueue, group_of
+from decode_worker.arrivals.offers import Offers
+from decode_worker.arrivals.pulls import Pulls
+from decode_worker.sequences.row_queue import Group, Rank, group_of
 from decode_worker.sequences.scheduler import DecodeScheduler, Paused
 from decode_worker.sequences.sequence import DecodeSequence
 
 PATIENCE_S = 1.0
 """Rows usually come free faster, without a pause for any stream."""
-
-
-class RowSource(Protocol):
-    """Sequences waiting for rows."""
-
-    waiting: RowQueue[Any]
-
-    def has_blocks_for_next(self) -> bool:
-        """Tell whether the first sequence lacks only a row."""
-
-    def start_next(self) -> DecodeSequence | None:
-        """Give the first sequence a row, if nothing lacks."""
 
 
 class Pauses:
@@ -72,6 +61,10 @@ class Pauses:
         slots.capacity.count_row(paused.sequence, 1)
         slots.enter(paused.sequence)
         return paused.sequence
+
+
+RowSource = Pauses | Offers | Pulls
+"""Sequences that wait for rows."""
 
 
 class Admission:

@@ -83,8 +83,8 @@ class DecodeWorker:
         report = partial(fail_request, self.link)
         chunk_tokens, leases = config.decode.local_chunk_tokens, engine.shared.leases
         self.scheduler = DecodeScheduler(engine.allocator, ready.max_num_seqs, engine.max_len, chunk_tokens)
-        peers = PeerServers(engine, (ready.worker_id, ready.epoch), self.poller, config)
-        self.sources = Sources(engine, peers, hub, self.link.send)
+        self.peers = PeerServers(engine, (ready.worker_id, ready.epoch), self.poller, config)
+        self.sources = Sources(engine, self.peers, hub, self.link.send)
         sealing = Sealing(leases, lambda: self.scheduler.capacity.num_growing)
         snapshots = Snapshots(leases, sealing, lambda source_id, target_id: engine.pool.copy(source_id, target_id))
 
@@ -167,10 +167,6 @@ class DecodeWorker:
         if not load.num_running:
             load.last_step_s = time.monotonic()
             self.steps.gate.rest()
-
-    def report_fault_to_peers(self, problem: str) -> None:
-        """Report a device fault to the owners of other pools mapped here."""
-        self.sources.peers.report_fault(problem)
 
     def close(self) -> None:
         self.trace.finish()

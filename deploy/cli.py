@@ -21,7 +21,7 @@ from common.settings.limits import DAY_S
 from common.settings.options import add_flags, from_flags, number
 from common.wire.messages.frames import WIRE_NAME
 from deploy.autoscale.options import add_autoscale, autoscale_of
-from deploy.operate.draining import USUAL_PORT, Wish, drain, drain_all, router_of
+from deploy.operate.draining import USUAL_PORT, drain, drain_all, router_of
 from deploy.operate.fleet_table import fleet_table
 from deploy.operate.healthcheck import NOT_OURS, OTHERS_ANSWER, SERVING, fetch, wait_until_ready
 from deploy.planning.flags import add_plan, plan
@@ -292,7 +292,7 @@ def _drain(args: argparse.Namespace) -> int:
     net, say = router_of(from_flags(Config, args).net, args.port, args.url), partial(print, flush=True)
     if args.all:
         return drain_all(net, args.timeout_s, say)
-    return drain(net, Wish(args.name, args.timeout_s, args.until_back), say)
+    return drain(net, args.name, args.timeout_s, say, until_back=args.until_back)
 
 
 def _plan(args: argparse.Namespace) -> int:

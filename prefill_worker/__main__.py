@@ -16,7 +16,7 @@ from common.device.steps.warm_up import compile_prompt_kernels, unpack_kernels, 
 from common.grammar.followers import make_followers
 from common.serving.turns.shared import prompt_plans
 from common.serving.worker.start import Incarnation, make_ready, worker_main
-from common.settings.config import WORKER_SECTIONS, Config
+from common.settings.config import Config
 from common.wire.messages.worker import Role
 from prefill_worker.worker import PrefillWorker
 
@@ -70,4 +70,4 @@ def _compile(file: str, engine: Engine) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main(Role.PREFILL, WORKER_SECTIONS, DESCRIPTION, build))
+    sys.exit(worker_main(Role.PREFILL, DESCRIPTION, build))

@@ -49,7 +49,9 @@ class Inbox:
             PromptBlocks: scheduler.prefixes.receive,
             KVReceived: handoffs.answered,
             KVDeclined: handoffs.answered,
-            KVOffer: lambda offer: logger.error("[%s #%d] is offered to a prefill worker", *_key_of(offer)),
+            KVOffer: lambda offer: logger.error(
+                "[%s #%d] is offered to a prefill worker", offer.request_id, offer.attempt
+            ),
         }
 
     def receive(self) -> None:
@@ -102,7 +104,3 @@ class Inbox:
 
     def _has(self, key: Key) -> bool:
         return key in self.scheduler.prompts or key in self.handoffs.offered
-
-
-def _key_of(offer: KVOffer) -> Key:
-    return offer.request_id, offer.attempt

@@ -105,7 +105,8 @@ class PrefillWorker:
         self.level = stock(engine.pool.layout, engine.allocator.shape.shares, config.prefill.max_batch_tokens)
         self.poller = zmq.Poller()
         self.targets = Targets(context, config.net, export_of(engine, worker, config.net.advertise), self.poller)
-        reply_pools = ReplyPools(PeerServers(engine, worker, self.poller, config), is_on=ready.takes_replies)
+        self.peers = PeerServers(engine, worker, self.poller, config)
+        reply_pools = ReplyPools(self.peers, is_on=ready.takes_replies)
         worth = Worth(self.prefixes.rate, engine.pool.layout)
         self.retrievals = Retrievals(engine.pool, reply_pools, self.prefixes, worth)
         self.handoffs = Handoffs(engine.shared, self.targets, reply_pools, self.link)
@@ -154,10 +155,6 @@ class PrefillWorker:
         load.num_turns, load.in_turns = self.steps.plans.num_turns, self.steps.plans.in_turns
         if not load.num_running:
             load.last_step_s = time.monotonic()
-
-    def report_fault_to_peers(self, problem: str) -> None:
-        """Report a device fault to the memory servers of other pools mapped here."""
-        self.retrievals.reply_pools.peers.report_fault(problem)
 
     def close(self) -> None:
         self.trace.finish()

@@ -141,6 +141,7 @@ FORBIDDEN = {
     "common.serving.turns.law": {"torch", "triton", "zmq"},
     "common.wire.transport.sockets": {"torch", "triton", "aiohttp", "tokenizers"},
     "common.wire.transport.router_link": {"torch", "triton", "aiohttp", "tokenizers"},
+    "benchmarks.router_streams": {"torch", "triton", "safetensors"},  # for each of its processes, with fakes
 }
 WITHOUT_EXTRAS = (
     "router.__main__", "router.front.__main__",

@@ -41,14 +41,18 @@ class ExpertSizes:
         return 3 * self.inner * self.hidden * ELEMENT_BYTES[self.form]
 
 
-ELEMENT_BYTES = {"plain": 2.0, "mxfp4": 4.25 / 8, "fp8 in blocks": 1.0, "int8": 1.0}
+ELEMENT_BYTES = {
+    "plain": 2.0, "mxfp4": 4.25 / 8, "fp8 in blocks": 1.0, "int8": 1.0,
+    "int4 in 128": 0.5 + 2 / 128, "int4 in 128 with zeros": 0.5 + 8 / 128, "int4 in 32": 0.5 + 2 / 32,
+}  # fmt: skip
 """Bytes of an element of a matrix, by its form."""
 SIZES = (
     ExpertSizes("qwen3-30b-a3b", 2048, 768, 128, 8),
     ExpertSizes("qwen3.6-35b-a3b", 2048, 512, 256, 8, num_shared=1),
     ExpertSizes("gpt-oss-20b", 2880, 2880, 32, 4, form="mxfp4"),
 )
-IN_CODES = [replace(sizes, form=form) for sizes in SIZES[:2] for form in ("fp8 in blocks", "int8")]
+CODES = [form for form in ELEMENT_BYTES if form not in ("plain", "mxfp4")]
+IN_CODES = [replace(sizes, form=form) for sizes in SIZES[:2] for form in CODES]
 
 
 def make_router(sizes: ExpertSizes) -> Router:
@@ -61,6 +65,8 @@ def make_weights(sizes: ExpertSizes) -> ExpertWeights:
     num, hidden, inner = sizes.num + sizes.num_shared, sizes.hidden, sizes.inner
     if sizes.form == "plain":
         return ExpertWeights(random(num, 2 * inner, hidden) * 0.02, random(num, hidden, inner) * 0.02, Activation.SILU)
+    if sizes.form.startswith("int4"):
+        return make_integers(sizes)
     if sizes.form != "mxfp4":
         (gate_up, gate_up_scales), (down, down_scales) = (
             make_codes(sizes.form, num, *shape) for shape in ((2 * inner, hidden), (hidden, inner))
@@ -80,6 +86,19 @@ def make_weights(sizes: ExpertSizes) -> ExpertWeights:
         gate_up_scales=some_bytes(num, 2 * inner, hidden // 32, least=118, most=122),
         down_scales=some_bytes(num, hidden, inner // 32, least=118, most=122),
     )
+
+
+def make_integers(sizes: ExpertSizes) -> ExpertWeights:
+    """Make random codes of 4 bits in groups; products are about as large as those of plain matrices."""
+    num, group, has_zeros = sizes.num + sizes.num_shared, int(sizes.form.split()[2]), sizes.form.endswith("zeros")
+    data, scales, offsets = list[Tensor](), list[Tensor](), list[Tensor | None]()
+    for num_rows, width in ((2 * sizes.inner, sizes.hidden), (sizes.hidden, sizes.inner)):
+        data.append(torch.randint(256, (num, num_rows, width // 2), dtype=torch.uint8, device="cuda"))
+        of_groups = torch.full((num, num_rows, width // group), 0.004, device="cuda")
+        zeros = torch.randint(6, 11, of_groups.shape, device="cuda")
+        scales.append(of_groups if has_zeros else of_groups.half())
+        offsets.append(of_groups * -zeros if has_zeros else None)
+    return ExpertWeights(data[0], data[1], Activation.SILU, None, None, *scales, *offsets)
 
 
 def make_codes(form: str, num: int, num_rows: int, width: int) -> tuple[Tensor, Tensor]:

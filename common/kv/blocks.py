@@ -1,17 +1,10 @@
-"""Ids of blocks: checks of a peer's ids, and the allocator's interface. No memory, no torch."""
+"""Ids of blocks: the allocator's interface. No memory, no torch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
-from common.base.errors import TransferFailed
 from common.wire.values.kv_layout import Counts
 from common.wire.values.pool_shape import PoolShape
-
-
-def check_sources(block_ids: Sequence[int], num_blocks: int) -> None:
-    """Raise TransferFailed for ids outside a peer's pool of `num_blocks`."""
-    if block_ids and not 0 <= min(block_ids) <= max(block_ids) < num_blocks:
-        raise TransferFailed(f"block ids {min(block_ids)} to {max(block_ids)}, the peer has {num_blocks}")
 
 
 class Allocator(Protocol):

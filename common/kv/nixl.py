@@ -8,18 +8,17 @@ ends the agent, on a thread. Until then no pull under way is over, so target blo
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
 from common.base.errors import TransferFailed
-from common.kv.blocks import check_sources
 from common.kv.nixl_direct import DirectReads
 from common.kv.nixl_staged import StagedReads
 from common.kv.pool import KVPool
 from common.kv.transport import check_size, pairs_by_group
 from common.memory.base.nixl_agent import Agent, AgentError, bindings
-from common.memory.client.client import LentClaim, PoolClaim
+from common.memory.client.client import PoolClaim
+from common.memory.client.peer_pool_client import LentClaim
 from common.wire.messages.worker_id import make_epoch
 
 GRACE_S, SLOWNESS = 2.0, 8
@@ -35,22 +34,6 @@ Groups = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Source and target blocks of each group, counted within the group."""
 
 
-class Reads(Protocol):
-    """Reads of all pulls of a visit; raises AgentError."""
-
-    def begin(self, groups: Groups) -> Callable[[], bool]:
-        """Begin the reads of a pull; the result goes on with them, and tells whether all bytes are in the pool."""
-        ...
-
-    def close(self) -> None:
-        """Begin no more; waits for calls of the agent to return. The caller then destroys the agent."""
-        ...
-
-    def free(self) -> None:
-        """Wait until nothing writes into the pool any more; call after the agent's end. Raises CopyFailed."""
-        ...
-
-
 class NixlPeerPool:
     """A pool lent by another host; a thread opens it."""
 
@@ -62,7 +45,7 @@ class NixlPeerPool:
             self.proof_bytes = claim.slots.num_bytes
         self.problem = ""
         self.bytes_per_s, self.num_pending_bytes = 0.0, 0  # of pulls under way
-        self.reads: Reads | None = None  # set once open
+        self.reads: DirectReads | StagedReads | None = None  # set once open
         self.is_over = threading.Event()
         self._agent: Agent | None = None
         self._target: KVPool | None = None
@@ -86,7 +69,6 @@ class NixlPeerPool:
 
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "NixlPull":
         """Begin to read."""
-        check_sources(source_ids, self.shape.num_ids)
         groups = pairs_by_group(self.shape, source_ids, target.shape, target_ids)
         if self.problem:
             raise TransferFailed(self.problem)

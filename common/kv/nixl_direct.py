@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from common.kv.pool import KVPool
 from common.memory.base.nixl_agent import Agent
-from common.memory.client.client import LentClaim
+from common.memory.client.peer_pool_client import LentClaim
 
 MAX_READ_BLOCKS = 256
 """Blocks of a read. Progress inside a read is invisible, so a long pull is divided."""
@@ -23,7 +23,7 @@ class _Piece(NamedTuple):
 
 
 class DirectReads:
-    """Reads of a visit's pulls (see `Reads`)."""
+    """Reads of a visit's pulls; raises AgentError. The caller calls `close`, destroys the agent, and calls `free`."""
 
     def __init__(self, agent: Agent, claim: LentClaim, target: KVPool) -> None:
         self._agent = agent
@@ -37,6 +37,7 @@ class DirectReads:
             self._lists.append((mine, agent.blocks(peer, claim.address, theirs.block_bytes, count)))
 
     def begin(self, groups: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Callable[[], bool]:
+        """Begin the reads of a pull; the result goes on with them, and tells whether all bytes are in the pool."""
         pieces, reads = deque(_pieces(groups)), deque[int]()
 
         def is_over() -> bool:

@@ -14,7 +14,7 @@ from common.kv.pool import KVPool
 from common.kv.staged_copies import StagedCopies, copies_into
 from common.kv.staging import Job, Piece, Pipeline, pieces
 from common.memory.base.nixl_agent import Agent, AgentError
-from common.memory.client.client import LentClaim
+from common.memory.client.peer_pool_client import LentClaim
 from common.memory.client.stager import Stager
 from common.memory.devices.backing import CopyFailed
 
@@ -25,7 +25,7 @@ UNEXPECTED = "the thread of staged reads ended; see the log of this worker"
 
 
 class StagedReads:
-    """Reads of a visit's pulls (see `Reads`)."""
+    """Reads of a visit's pulls (see `DirectReads`)."""
 
     def __init__(self, agent: Agent, claim: LentClaim, target: KVPool) -> None:
         assert claim.slots is not None and claim.open_stager is not None, "the claim is of staging"
@@ -58,11 +58,13 @@ class StagedReads:
         return is_over
 
     def close(self) -> None:
+        """Begin no more; waits for calls of the agent to return."""
         self._is_closing = True
         self._has_work.set()
         self._thread.join()
 
     def free(self) -> None:
+        """Wait until nothing writes into the pool any more."""
         if self._copies is not None:
             with suppress(CopyFailed):  # a device with a fault copies no more
                 self._copies.finish()

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -13,26 +13,8 @@ from common.memory.devices.cuda_copies import CudaCopies, CudaCopy, pinned_piece
 from common.memory.devices.host_backing import pages
 
 
-class StagedCopies(Protocol):
-    """Staging here, and copies out of it; used by one thread, `finish` by any after it."""
-
-    staging: HostPiece
-
-    def begin(self, target_ids: Sequence[int], place: int) -> None:
-        """Copy blocks that lie one after the other from byte `place` of the staging; raises CopyFailed."""
-        ...
-
-    def num_over(self) -> int:
-        """Return how many copies have ended since the last call; raises CopyFailed."""
-        ...
-
-    def finish(self) -> None:
-        """Wait until no copy writes into the pool any more, and free the staging."""
-        ...
-
-
 class CudaStagedCopies:
-    """Copies into a GPU's pool, on a stream of their own."""
+    """Copies into a GPU's pool, on a stream of their own, by one thread; `staging` is memory here."""
 
     def __init__(self, target: KVPool, num_bytes: int) -> None:
         from cuda.bindings import runtime
@@ -48,10 +30,12 @@ class CudaStagedCopies:
         self._under_way: deque[CudaCopy] = deque()
 
     def begin(self, target_ids: Sequence[int], place: int) -> None:
+        """Copy blocks that lie one after the other from byte `place` of the staging; raises CopyFailed."""
         runs = runs_of(self._shape, target_ids, self.staging, place)
         self._under_way.append(self._copies.begin(self._memory, runs, is_out=False))
 
     def num_over(self) -> int:
+        """Return how many copies have ended since the last call; raises CopyFailed."""
         num_over = 0
         while self._under_way and self._under_way[0].took_s() is not None:
             self._under_way.popleft()
@@ -59,6 +43,7 @@ class CudaStagedCopies:
         return num_over
 
     def finish(self) -> None:
+        """Wait until no copy writes into the pool any more, and free the staging; any thread may call, last."""
         self._stay_out()
         self._copies.finish()
         self.staging.close()
@@ -70,7 +55,7 @@ class CudaStagedCopies:
 
 
 class HostStagedCopies:
-    """Copies into a CPU's pool, which are over when they have begun."""
+    """Copies into a CPU's pool, which are over when they have begun; see `CudaStagedCopies`."""
 
     def __init__(self, target: KVPool, num_bytes: int) -> None:
         self.staging = HostPiece(pages(num_bytes))
@@ -89,6 +74,9 @@ class HostStagedCopies:
 
     def finish(self) -> None:
         self.staging.close()
+
+
+StagedCopies = CudaStagedCopies | HostStagedCopies
 
 
 class _At(NamedTuple):

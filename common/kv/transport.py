@@ -70,18 +70,8 @@ class Transport:
     open_peer: Callable[[PoolClaim, str, torch.device], PeerPool]
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    module: str
-    device_types: tuple[str, ...]
-
-
-TRANSPORTS = {
-    "cuda_ipc": _Choice("common.kv.cuda_ipc", ("cuda",)),
-    "shm": _Choice("common.kv.shm", ("cpu",)),
-    "nixl": _Choice("common.kv.nixl", ("cpu", "cuda")),
-}
-"""By name; the first one for a device is its usual one."""
+TRANSPORTS = {"cuda_ipc": ("cuda",), "shm": ("cpu",), "nixl": ("cpu", "cuda")}
+"""Types of devices by the name of a transport, and of its file; the first one for a device is its usual one."""
 NIXL = "nixl"
 
 
@@ -91,12 +81,11 @@ def make_transport(name: str, device: torch.device) -> Transport:
     Raises ConfigError if the transport does not fit the device.
     """
     if name in ("auto", "none"):
-        name = next(known for known, choice in TRANSPORTS.items() if device.type in choice.device_types)
-    choice = TRANSPORTS[name]
-    if device.type not in choice.device_types:
-        moves = " and ".join(choice.device_types)
+        name = next(known for known, device_types in TRANSPORTS.items() if device.type in device_types)
+    if device.type not in TRANSPORTS[name]:
+        moves = " and ".join(TRANSPORTS[name])
         raise ConfigError(f"kv.transport = {name} moves {moves} memory, this worker runs on {device.type}")
-    return Transport(name, importlib.import_module(choice.module).open_peer)
+    return Transport(name, importlib.import_module(f"common.kv.{name}").open_peer)
 
 
 def pairs_by_group(
@@ -104,8 +93,10 @@ def pairs_by_group(
 ) -> list[tuple[Sequence[int], Sequence[int]]]:
     """Return source and target blocks of each group, counted within the group.
 
-    Raises TransferFailed if the numbers of blocks differ in a group.
+    Raises TransferFailed for ids outside the peer's pool, or if the numbers of blocks differ in a group.
     """
+    if source_ids and not 0 <= min(source_ids) <= max(source_ids) < theirs.num_ids:
+        raise TransferFailed(f"block ids {min(source_ids)} to {max(source_ids)}, the peer has {theirs.num_ids}")
     sources, targets = theirs.within_groups(source_ids), ours.within_groups(target_ids)
     if [len(ids) for ids in sources] != [len(ids) for ids in targets]:
         raise TransferFailed(

@@ -15,7 +15,7 @@ from common.models.forms import Forms
 from common.models.loading.checkpoint import stored_tensors
 from common.models.reading import KEEP, PACKED, read_config
 from common.models.sizes.codes import Codes
-from common.models.sizes.quantized import HEAD
+from common.models.sizes.quantized import HEAD, with_whole_experts
 
 
 def read_model(path: Path, forms: Forms, head: str = KEEP) -> DecoderConfig:
@@ -31,7 +31,7 @@ def read_model(path: Path, forms: Forms, head: str = KEEP) -> DecoderConfig:
     found = {name: form for name, form in _stored_forms(path, config).items() if name != HEAD or not config.head}
     if not found:
         return config
-    kept = {name: form for name, form in found.items() if forms.stays(form)}
+    kept = with_whole_experts({name: form for name, form in found.items() if forms.stays(form)})
     others = [form for name, form in found.items() if name not in kept]
     return replace(config, kept=tuple(kept.items()), held_as=_told(forms, kept.values(), others))
 

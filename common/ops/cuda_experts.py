@@ -8,7 +8,7 @@ from torch import Tensor
 
 from common.base.routing import Route
 from common.kernels.base.codes import readable
-from common.kernels.base.expert_operands import Choice, ExpertMatrix, Routing
+from common.kernels.base.expert_operands import PACKED, Choice, ExpertMatrix, Form, Routing
 from common.kernels.base.gpu import Gpu
 from common.kernels.experts.choice import choose_experts
 from common.kernels.experts.grouping import group_pairs
@@ -69,8 +69,8 @@ class CudaExperts:
         if self._is_reference:
             return Residual((residual.rows + reference.experts(x, routing, weights)).to(x.dtype))
         gate_up, down, activation = *self._matrices(weights), weights.activation.value
-        if x.shape[0] == 1 and not gate_up.is_mxfp4:
-            lone = lone_experts_in_codes if gate_up.has_codes else lone_experts
+        if x.shape[0] == 1 and gate_up.form not in PACKED:
+            lone = lone_experts_in_codes if gate_up.form is Form.BYTES else lone_experts
             return Residual(lone(x, routing, gate_up, down, activation, residual.rows, pdl=self._pdl))
         return Residual(residual.rows, self._outputs(x, routing, gate_up, down, activation))
 
@@ -87,8 +87,7 @@ class CudaExperts:
     ) -> Tensor:
         """Return the weighted outputs: `[num_slots, num_tokens, hidden]`."""
         (num_tokens, num_slots), num = routing.experts.shape, gate_up.data.shape[0]
-        form = {"is_packed": gate_up.is_mxfp4, "has_codes": gate_up.has_codes}
-        tiles = expert_tiles(num_tokens, num_slots, num, x.element_size(), self._gpu, **form)
+        tiles = expert_tiles(num_tokens, num_slots, num, x.element_size(), self._gpu, gate_up.form)
         groups = None if num_tokens == 1 else group_pairs(routing.experts, num, tiles.pairs, pdl=self._pdl)
         inner = experts_gate_up(x, gate_up, routing, groups, activation, tiles, pdl=self._pdl)
         dtype = torch.float32 if num_tokens <= MANY_TOKENS else x.dtype

@@ -186,7 +186,7 @@ def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu, sch
             return _packed_ring_of_thumb(fusion, num_tokens, n, k, gpu.num_sms, bits)
         if num_tokens > MAX_PACKED_TOKENS:
             return Plan(Kind.CUBLAS)
-        return _packed_of_thumb(fusion, num_tokens, n, k, gpu.num_sms, bits)
+        return packed_of_thumb(fusion, num_tokens, n, k, gpu.num_sms, bits)
     if num_tokens == 1:
         return _gemv_of_thumb(fusion, scheme)
     if num_tokens > MAX_SKINNY_TOKENS:
@@ -206,7 +206,7 @@ def _gemv_of_thumb(fusion: Fusion, scheme: Scheme) -> Plan:
     return Plan(Kind.GEMV, rows=rows, warps=warps, unroll=1, stages=stages)
 
 
-def _packed_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int, bits: int) -> Plan:
+def packed_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int, bits: int) -> Plan:
     """Return a plan for codes: for a lone token low programs, where there is no gate of four warps.
 
     Without a norm they hold most of their codes on the way; of 8 bits with a norm as many bytes as of 4. For more

@@ -10,16 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.kernels.base.gpu import gpu_of
 from common.kernels.products.packed_checks import NAMES
 from common.kernels.products.packed_gemm import packed_gemm
-from common.kernels.products.packed_ring import packed_ring
+from common.kernels.products.packed_ring import makes_elements, packed_ring
 from common.kernels.products.widen import widen
 from common.ops import reference
-from common.ops.base import BLOCK, Activation, Norm, Residual, Weight
+from common.ops.base import BLOCK, Activation, Norm, Residual, Scheme, Weight
 from common.ops.linear import FusedLinear
-from common.ops.linear_plan import Fusion, Kind, Plan, Plans
+from common.ops.linear_plan import Fusion, Kind, Plan, Plans, packed_of_thumb
 
 IN_CODES = (Kind.PACKED, Kind.RING)  # kernels that take a matrix as it is
+FEW_TOKENS = 8  # multiplied at once by an instruction of `packed_gemm`
 WIDENED_ELEMENTS = 16 * 1024 * 1024
 """Of the matrix of logits, which has too many rows to be widened at once."""
 
@@ -107,16 +109,20 @@ class PackedLinear:
     def _plan(self, fusion: Fusion, n: int, x: Tensor, weight: Weight) -> Plan:
         """Return a plan for codes; the plan of a plain matrix where that of codes is to widen them.
 
-        Plans are made for large groups without offsets. A wide slot of others does not fit in registers. No kernel
-        multiplies tokens of 32 bits by codes.
+        Plans are made for large groups without offsets. Elements of narrow groups take `packed_ring` twice the
+        instructions that FEW_TOKENS take `packed_gemm`. A wide slot does not fit in registers beside sums that offsets
+        are multiplied by. No kernel multiplies tokens of 32 bits by codes.
         """
         assert self.plans is not None, "a choice of kernels"
         plan = self.plans.plan(fusion, x.shape[0], n, weight.num_in, weight.scheme)
         if x.dtype not in NAMES:
             plan = Plan(Kind.CUBLAS)
-        if plan.kind is Kind.RING and (weight.offsets is not None or _group(weight) < BLOCK):
-            more = plan.block_k // BLOCK
-            plan = replace(plan, block_k=BLOCK, stages=plan.stages * more, token_stages=plan.token_stages * more)
+        if plan.kind is Kind.RING and _group(weight) < BLOCK and x.shape[0] <= FEW_TOKENS:
+            bits = 4 if weight.scheme is Scheme.INT4 else 8
+            plan = packed_of_thumb(fusion, x.shape[0], n, weight.num_in, gpu_of(x.device).num_sms, bits)
+        if plan.kind is Kind.RING and weight.offsets is not None:
+            is_scaled = makes_elements(x.shape[0], _group(weight), is_gated=fusion is Fusion.GATE, has_offsets=True)
+            plan = plan if is_scaled else _of_narrow_slots(plan)
         if plan.kind is Kind.CUBLAS and fusion is Fusion.GATE:
             plain = self.plans.plan(fusion, x.shape[0], n, weight.num_in)
             return plain if plain.kind is Kind.GATED else plan
@@ -148,6 +154,12 @@ class PackedLinear:
         if plan.kind is Kind.RING:
             return packed_ring(*operands, **around, **plan.packed_ring_tiles)
         return packed_gemm(*operands, **around, **plan.packed_tiles)
+
+
+def _of_narrow_slots(plan: Plan) -> Plan:
+    """Return a plan of rings with as many bytes in slots of a block."""
+    more = plan.block_k // BLOCK
+    return replace(plan, block_k=BLOCK, stages=plan.stages * more, token_stages=plan.token_stages * more)
 
 
 def _group(weight: Weight) -> int:

@@ -15,7 +15,12 @@ from common.wire.values.packing import pack_ids
 from common.wire.values.pool_shape import minus
 from common.wire.values.resumption import needed
 from decode_worker.sequences.sequence import DecodeSequence, SealedChain
-from decode_worker.sequences.snapshot_distance import distance
+
+DISTANCE_TOKENS = 64
+"""Tokens between two snapshots.
+
+A step reads and writes the whole state of a sequence, so copies add a 64th to that.
+"""
 
 
 class FullBlock(NamedTuple):
@@ -40,9 +45,10 @@ class Sealing:
         self.leases, self.layout = leases, leases.shape.layout
         self.reserve = reserve or (lambda: self.layout.nothing)
         self.block_size = self.layout.block_size
+        self.distance = -(-DISTANCE_TOKENS // self.block_size)  # places between two snapshots
         windows = (group for group in self.layout.groups if group.window)
         most_seen = max((len(needed(group, group.window)) for group in windows), default=0)
-        self.most_kept = max(most_seen, distance(self.layout) + 1 if self.layout.states else 0)
+        self.most_kept = max(most_seen, self.distance + 1 if self.layout.states else 0)
 
     def begin(self, sequence: DecodeSequence, offer: KVOffer) -> None:
         """Continue the prompt's chain of keys, if the prefill worker has sealed every full block."""

@@ -17,7 +17,6 @@ from common.serving.prompts.requests import Key
 from common.wire.messages.memory import PromptBlocks
 from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
-from decode_worker.sequences.snapshot_distance import distance
 
 
 class Snapshots:
@@ -39,7 +38,7 @@ class Snapshots:
         """
         if not self.states:
             return
-        num_places, size, is_short = distance(self.layout), self.layout.block_size, self.leases.demand.is_short
+        num_places, size, is_short = self.sealing.distance, self.layout.block_size, self.leases.demand.is_short
         for sequence in sequences:
             if is_short:
                 self._give_up(sequence)

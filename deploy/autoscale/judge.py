@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from common.wire.messages.worker import Role
 from deploy.autoscale.load import Sample, Window, measured
-from deploy.autoscale.proposal import Machine, Proposal, propose, seats_of
+from deploy.autoscale.proposal import Machine, Proposal, propose
 
 NUM_WINDOWS = 3
 """Consecutive windows that must agree."""
@@ -62,7 +62,7 @@ class Judge:
         self._samples = [sample]
         if len(self._windows) < NUM_WINDOWS or sample.at_s - self._ended_s < max(self._pause_s, self._retry_s):
             return None
-        return propose(self._windows, seats_of(sample, ours), self._machine)
+        return propose(self._windows, sample.serving, ours, self._machine)
 
     def ended(self, now_s: float, role: Role, *, done: bool) -> float:
         """Note the end of a change to `role`, done or failed; return the following pause, in seconds."""

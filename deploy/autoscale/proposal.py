@@ -11,11 +11,14 @@ worker adds threads. KV blocks belong to the device: a decode worker adds blocks
 worker.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
+from msgspec.structs import replace
+
+from common.wire.messages.operator import WorkerLoad
 from common.wire.messages.worker import Role
-from deploy.autoscale.load import Sample, Window
+from deploy.autoscale.load import Window
 
 SHORT = 0.85
 """Share of a capacity from which a role is short, because bursts then wait."""
@@ -25,19 +28,6 @@ SPARE = 0.65
 Amounts = Mapping[str, float]
 """Amounts by the name of the resource."""
 TIME, ROWS, BLOCKS, STEP = "time", "rows", "blocks", "step"
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A serving worker and its capacities."""
-
-    name: str
-    role: Role
-    pool_id: int  # pool of the device; equal for workers of a device
-    num_blocks: int  # blocks of the pool
-    most_rows: int  # rows of the batch; 0 for prefill workers
-    num_requests: int  # few requests drain soon
-    is_ours: bool  # started by us, so may be changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,52 +47,43 @@ class Machine:
     longest_step_s: float = 0.0  # limit of a decode step; 0: none
 
 
-def seats_of(sample: Sample, ours: Mapping[str, object]) -> list[Seat]:
-    """Return all serving workers, `ours` among them."""
-    return [
-        Seat(
-            worker.name,
-            worker.role,
-            worker.pool_id,
-            worker.num_blocks,
-            worker.most_rows if worker.role is Role.DECODE else 0,
-            worker.num_prompts + worker.num_rows,
-            worker.name in ours,
-        )
-        for worker in sample.serving
-    ]
+def propose(
+    windows: Sequence[Window], workers: Sequence[WorkerLoad], ours: Collection[str], machine: Machine
+) -> Proposal | None:
+    """Return the change of one of ours that helps in all windows, if any; never changes the last worker of a role.
 
-
-def propose(windows: Sequence[Window], seats: Sequence[Seat], machine: Machine) -> Proposal | None:
-    """Return the change that helps in all windows, if any; never changes the last worker of a role."""
+    Args:
+        workers: all serving workers.
+        ours: names of those that may be changed.
+    """
     for role in Role:
-        if all(_is_short(role, window, seats, machine) for window in windows):
-            good = [seat for seat in seats if seat.is_ours and _helps(seat, role, windows, seats, machine)]
+        if all(_is_short(role, window, workers, machine) for window in windows):
+            good = [each for each in workers if each.name in ours and _helps(each, role, windows, workers, machine)]
             if good:
-                chosen = min(good, key=lambda seat: _order(seat, role, seats))
-                return Proposal(chosen.name, role, _reason(role, windows, seats, machine))
+                chosen = min(good, key=lambda worker: _order(worker, role, workers))
+                return Proposal(chosen.name, role, _reason(role, windows, workers, machine))
     return None
 
 
-def needs(role: Role, window: Window, seats: Sequence[Seat], machine: Machine) -> Amounts:
-    """Return the needs of a role in a window in which `seats` served."""
+def needs(role: Role, window: Window, workers: Sequence[WorkerLoad], machine: Machine) -> Amounts:
+    """Return the needs of a role in a window in which `workers` served."""
     if role is Role.PREFILL:
         return {TIME: window.num_busy}
-    pools = {seat.pool_id for seat in seats if seat.role is Role.DECODE}
+    pools = {worker.pool_id for worker in workers if worker.role is Role.DECODE}
     needed = {ROWS: window.num_rows, BLOCKS: sum(window.used_blocks.get(pool_id, 0.0) for pool_id in pools)}
     if machine.longest_step_s:
-        needed[STEP] = window.step_s * _num_places(role, seats, machine)
+        needed[STEP] = window.step_s * _num_places(role, workers, machine)
     return needed
 
 
-def capacities(role: Role, seats: Sequence[Seat], machine: Machine) -> Amounts:
+def capacities(role: Role, workers: Sequence[WorkerLoad], machine: Machine) -> Amounts:
     """Return the capacities of all workers of a role."""
-    num_places = float(_num_places(role, seats, machine))
+    num_places = float(_num_places(role, workers, machine))
     if role is Role.PREFILL:
         return {TIME: num_places}
-    decodes = [seat for seat in seats if seat.role is Role.DECODE]
-    pools = {seat.pool_id: seat.num_blocks for seat in decodes}
-    had = {ROWS: float(sum(seat.most_rows for seat in decodes)), BLOCKS: float(sum(pools.values()))}
+    decodes = [worker for worker in workers if worker.role is Role.DECODE]
+    pools = {worker.pool_id: worker.num_blocks for worker in decodes}
+    had = {ROWS: float(sum(worker.most_rows for worker in decodes)), BLOCKS: float(sum(pools.values()))}
     if machine.longest_step_s:
         had[STEP] = machine.longest_step_s * num_places
     return had
@@ -113,78 +94,84 @@ def shares(needed: Amounts, had: Amounts) -> dict[str, float]:
     return {name: amount / had[name] if had[name] else float("inf") for name, amount in needed.items()}
 
 
-def _is_short(role: Role, window: Window, seats: Sequence[Seat], machine: Machine) -> bool:
+def _is_short(role: Role, window: Window, workers: Sequence[WorkerLoad], machine: Machine) -> bool:
     """Tell whether a role is short of a capacity and requests wait.
 
     A single stream keeps a prefill worker busy but cannot use a second, so prompts without others waiting do not count.
     """
-    is_waited_for = role is Role.DECODE or window.num_prompts > _num_places(role, seats, machine)
-    return is_waited_for and bool(_scarce(role, window, seats, machine))
+    is_waited_for = role is Role.DECODE or window.num_prompts > _num_places(role, workers, machine)
+    return is_waited_for and bool(_scarce(role, window, workers, machine))
 
 
-def _scarce(role: Role, window: Window, seats: Sequence[Seat], machine: Machine) -> list[str]:
+def _scarce(role: Role, window: Window, workers: Sequence[WorkerLoad], machine: Machine) -> list[str]:
     """Return the names of the capacities of which a role needs most."""
-    needed, had = needs(role, window, seats, machine), capacities(role, seats, machine)
+    needed, had = needs(role, window, workers, machine), capacities(role, workers, machine)
     return [name for name, share in shares(needed, had).items() if share >= SHORT]
 
 
-def _helps(seat: Seat, role: Role, windows: Sequence[Window], seats: Sequence[Seat], machine: Machine) -> bool:
-    """Tell whether changing `seat` adds to every scarce capacity of `role`, and the other role can spare the worker."""
-    if seat.role is role or sum(other.role is seat.role for other in seats) < 2:
+def _helps(
+    worker: WorkerLoad, role: Role, windows: Sequence[Window], workers: Sequence[WorkerLoad], machine: Machine
+) -> bool:
+    """Tell whether changing a worker adds to every scarce capacity of `role`, and the other role can spare it."""
+    if worker.role is role or sum(other.role is worker.role for other in workers) < 2:
         return False
-    before, after = seats, [_changed(other, seats) if other is seat else other for other in seats]
+    before, after = workers, [_changed(other, workers) if other is worker else other for other in workers]
     gets, has = capacities(role, after, machine), capacities(role, before, machine)
     scarce = {name for window in windows for name in _scarce(role, window, before, machine)}
-    left = capacities(seat.role, after, machine)
+    left = capacities(worker.role, after, machine)
     can_spare = all(
-        max(shares(needs(seat.role, window, before, machine), left).values()) <= SPARE for window in windows
+        max(shares(needs(worker.role, window, before, machine), left).values()) <= SPARE for window in windows
     )
     return can_spare and all(gets[name] > has[name] for name in scarce)
 
 
-def _changed(seat: Seat, seats: Sequence[Seat]) -> Seat:
-    """Return the seat in the other role; decode workers of a system have batches of equal size."""
-    if seat.role is Role.DECODE:
-        return replace(seat, role=Role.PREFILL, most_rows=0)
-    return replace(seat, role=Role.DECODE, most_rows=max(other.most_rows for other in seats))
+def _changed(worker: WorkerLoad, workers: Sequence[WorkerLoad]) -> WorkerLoad:
+    """Return the worker in the other role; decode workers of a system have batches of equal size."""
+    if worker.role is Role.DECODE:
+        return replace(worker, role=Role.PREFILL)
+    most_rows = max((other.most_rows for other in workers if other.role is Role.DECODE), default=0)
+    return replace(worker, role=Role.DECODE, most_rows=most_rows)
 
 
-def _order(seat: Seat, role: Role, seats: Sequence[Seat]) -> tuple[bool, bool, int, str]:
+def _order(worker: WorkerLoad, role: Role, workers: Sequence[WorkerLoad]) -> tuple[bool, bool, int, str]:
     """Sort key of candidates: first devices without a worker of `role`, then with another of the old role, then few
     requests.
     """
-    beside = [other for other in seats if other is not seat and other.pool_id == seat.pool_id]
+    beside = [other for other in workers if other is not worker and other.pool_id == worker.pool_id]
     is_there = any(other.role is role for other in beside)
-    is_last = not any(other.role is seat.role for other in beside)
-    return is_there, is_last, seat.num_requests, seat.name
+    is_last = not any(other.role is worker.role for other in beside)
+    return is_there, is_last, worker.num_prompts + worker.num_rows, worker.name
 
 
-def _num_places(role: Role, seats: Sequence[Seat], machine: Machine) -> int:
+def _num_places(role: Role, workers: Sequence[WorkerLoad], machine: Machine) -> int:
     """Return the number of workers that compute at once."""
-    of_role = [seat for seat in seats if seat.role is role]
-    return len(of_role) if machine.is_cpu else len({seat.pool_id for seat in of_role})
+    of_role = [worker for worker in workers if worker.role is role]
+    return len(of_role) if machine.is_cpu else len({worker.pool_id for worker in of_role})
 
 
 # --- in words -------------------------------------------------------------------------------------
 
 
-def _reason(role: Role, windows: Sequence[Window], seats: Sequence[Seat], machine: Machine) -> str:
+def _reason(role: Role, windows: Sequence[Window], workers: Sequence[WorkerLoad], machine: Machine) -> str:
     """Return the reason in words, the shortage first."""
     seconds = sum(window.seconds for window in windows)
-    words = {Role.PREFILL: _prompts_in_words(windows, seats), Role.DECODE: _decode_in_words(windows, seats, machine)}
+    words = {
+        Role.PREFILL: _prompts_in_words(windows, workers),
+        Role.DECODE: _decode_in_words(windows, workers, machine),
+    }
     return f"over {seconds:.0f} s {words[role]}; {words[role.other]}"
 
 
-def _prompts_in_words(windows: Sequence[Window], seats: Sequence[Seat]) -> str:
-    num_workers = sum(seat.role is Role.PREFILL for seat in seats)
+def _prompts_in_words(windows: Sequence[Window], workers: Sequence[WorkerLoad]) -> str:
+    num_workers = sum(worker.role is Role.PREFILL for worker in workers)
     num_prompts, num_busy = _mean(windows, lambda w: w.num_prompts), _mean(windows, lambda w: w.num_busy)
     return f"{num_prompts:.0f} prompts kept {num_busy:.1f} of {num_workers} prefill workers busy"
 
 
-def _decode_in_words(windows: Sequence[Window], seats: Sequence[Seat], machine: Machine) -> str:
-    had = capacities(Role.DECODE, seats, machine)
+def _decode_in_words(windows: Sequence[Window], workers: Sequence[WorkerLoad], machine: Machine) -> str:
+    had = capacities(Role.DECODE, workers, machine)
     num_rows, step_s = _mean(windows, lambda w: w.num_rows), _mean(windows, lambda w: w.step_s)
-    num_blocks = _mean(windows, lambda w: needs(Role.DECODE, w, seats, machine)[BLOCKS])
+    num_blocks = _mean(windows, lambda w: needs(Role.DECODE, w, workers, machine)[BLOCKS])
     wanted = f" (wanted: {machine.longest_step_s * 1e3:g})" if machine.longest_step_s else ""
     return (
         f"decode had {num_rows:.0f} sequences for {had[ROWS]:.0f} rows ({num_rows / max(1.0, had[ROWS]):.0%}), "

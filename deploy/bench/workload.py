@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
 
 from common.base.json_file import JsonObject
 
@@ -30,12 +29,6 @@ SIGMA = 1.5
 def numbers(text: str) -> list[int]:
     """Parse a comma-separated option."""
     return [int(part) for part in text.split(",")]
-
-
-class Draw(Protocol):
-    """A distribution of lengths in tokens; `str()` describes the distribution."""
-
-    def draw(self, rng: random.Random) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +58,10 @@ class HeavyTailed:
 
     def __str__(self) -> str:
         return f"~{self.mean}"
+
+
+Draw = Even | HeavyTailed
+"""A distribution of lengths in tokens; `str()` describes the distribution."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from common.base.errors import ConfigError
 from deploy.operate.healthcheck import worker_here
-from deploy.serve.model_source import cached_gguf, find_model, hub_directory, hub_name, is_hub_id, model_in, served_name
+from deploy.serve.model_source import HubName, cached_gguf, find_model, hub_directory, hub_name, model_in, served_name
 
 MOUNT = Path("/model")
 WORKERS = ("prefill_worker", "decode_worker")
@@ -67,13 +67,13 @@ def command_of(program: str, model: str, flags: list[str]) -> list[str]:
 
 def downloaded(model: str) -> Path:
     """Return the model directory as `found` does, but download a missing model from the Hub."""
-    return find_model(model) if _is_remote(model) else found(model)
+    return find_model(model) if _on_hub(model) else found(model)
 
 
 def found(model: str) -> Path:
     """Return the directory or the GGUF file of the model in this container; raises ConfigError."""
-    name = hub_name(model)
-    if not _is_remote(model) or name is None:
+    name = _on_hub(model)
+    if name is None:
         return model_in(MOUNT)
     repository = hub_directory(name.repository)
     if not repository.is_dir():
@@ -81,14 +81,16 @@ def found(model: str) -> Path:
     return cached_gguf(repository, name) if name.file else model_in(repository)
 
 
-def _is_remote(model: str) -> bool:
-    is_empty = not MOUNT.is_dir() or not any(MOUNT.iterdir())
-    if is_empty and not is_hub_id(model):
+def _on_hub(model: str) -> HubName | None:
+    """Return the parts of a name of the Hub; None for a mounted directory. Raises ConfigError for neither."""
+    if MOUNT.is_dir() and any(MOUNT.iterdir()):
+        return None
+    if (name := hub_name(model)) is None:
         raise ConfigError(
             "it is empty, or not there, and no Hub id of the form owner/name; a relative path begins at the directory "
             "of compose.yaml"
         )
-    return is_empty
+    return name
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ The request goes to the router's endpoint for workers (see `router_client`).
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from common.base.errors import ConfigError
@@ -22,15 +21,6 @@ ANSWER_S = 10.0
 ASK_INTERVAL_S = 0.3
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """The process to drain, and the event to wait for."""
-
-    name: str
-    timeout_s: float
-    until_back: bool  # wait for a new process of this name
 
 
 def router_of(net: NetSection, port: int | None, url: str | None = None) -> NetSection:
@@ -61,35 +51,39 @@ def _local_port(url: str) -> int:
         return 0
 
 
-def drain(net: NetSection, wish: Wish, say: Say) -> int:
-    """Drain a worker or memory server; return the exit status: 0, or 1 for a failure or timeout."""
+def drain(net: NetSection, name: str, timeout_s: float, say: Say, *, until_back: bool = False) -> int:
+    """Drain a worker or memory server; return the exit status: 0, or 1 for a failure or timeout.
+
+    Args:
+        until_back: wait for a new process of this name, too.
+    """
     begin_s = time.monotonic()
     with dialed(net) as operator:
-        first = _ask(operator, wish.name, 0)
+        first = _ask(operator, name, 0)
         if first is None:
             endpoint = resolved(net.router_endpoint, ROUTER_SOCKET)
             say(f"no router answers at {endpoint} within {ANSWER_S:g} s: is it this user's, with that net.secret_file?")
             say("name its HTTP port (--port) or address (--url), or where workers dial it (--net-router-endpoint)")
             return 1
         if not first.incarnation:
-            say(f"the router knows no worker or memory server {wish.name!r}; baton workers lists them")
+            say(f"the router knows no worker or memory server {name!r}; baton workers lists them")
             return 1
         said = -1
-        while time.monotonic() - begin_s < wish.timeout_s:
-            answer = _ask(operator, wish.name, first.incarnation)
+        while time.monotonic() - begin_s < timeout_s:
+            answer = _ask(operator, name, first.incarnation)
             if answer is None:
                 continue  # a restarted router knows the worker soon
             has_left = answer.incarnation != first.incarnation
-            if has_left and (answer.incarnation or not wish.until_back):
+            if has_left and (answer.incarnation or not until_back):
                 back = ", and another is in its place" if answer.incarnation else ""
-                say(f"{wish.name} has left after {time.monotonic() - begin_s:.1f} s{back}")
+                say(f"{name} has left after {time.monotonic() - begin_s:.1f} s{back}")
                 return 0
             if not has_left and answer.num_requests != said:
                 said = answer.num_requests
-                say(f"{wish.name}: {said} requests need it")
+                say(f"{name}: {said} requests need it")
             time.sleep(ASK_INTERVAL_S)
-    what = "is not back" if wish.until_back else "has not left"
-    say(f"{wish.name} {what} after {wish.timeout_s:g} s; it goes on leaving")
+    what = "is not back" if until_back else "has not left"
+    say(f"{name} {what} after {timeout_s:g} s; it goes on leaving")
     return 1
 
 
@@ -101,9 +95,9 @@ def drain_all(net: NetSection, timeout_s: float, say: Say) -> int:
     with dialed(net) as operator:
         report = operator.ask(LoadWanted, LoadReport, ANSWER_S)
     if report is None:
-        return drain(net, Wish("-", timeout_s, until_back=True), say)  # reports the dialed endpoint
+        return drain(net, "-", timeout_s, say)  # reports the dialed endpoint
     for before in sorted(report.workers, key=lambda worker: (worker.role, worker.name)):
-        status = drain(net, Wish(before.name, timeout_s, until_back=True), say)
+        status = drain(net, before.name, timeout_s, say, until_back=True)
         if status == 0 and not _serves_again(net, before, timeout_s):
             say(f"{before.name} does not serve after {timeout_s:g} s; the others are left as they are")
             status = 1
@@ -121,10 +115,9 @@ def _serves_again(net: NetSection, before: WorkerLoad, timeout_s: float) -> bool
             report = operator.ask(LoadWanted, LoadReport, ANSWER_S)
             for now in report.workers if report else ():
                 is_another = now.name == before.name and now.incarnation != before.incarnation
-                if is_another and now.has_spoken and now.is_serving >= before.is_serving:
-                    is_met = now.num_partners >= min(1, before.num_partners)
-                    if is_met:
-                        return True
+                is_met = now.num_partners >= min(1, before.num_partners)
+                if is_another and is_met and now.has_spoken and now.is_serving >= before.is_serving:
+                    return True
             time.sleep(ASK_INTERVAL_S)
     return False
 

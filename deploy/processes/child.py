@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Mapping
 from io import FileIO
-from typing import Protocol
 
 from deploy.processes.console import Console
 from deploy.processes.exec_child import child_environment, launcher
@@ -38,19 +37,37 @@ class Backoff:
         return min(self._first_s * 2.0 ** min(self.num_crashes - 2, 30), self._longest_s)
 
 
-class Process(Protocol):
-    """A running process, as in asyncio."""
+class Adopted:
+    """A child that asyncio has not started, with the part of its interface that `Child` uses."""
 
-    @property
-    def pid(self) -> int: ...
-    async def wait(self) -> int: ...
-    def send_signal(self, number: signal.Signals, /) -> None: ...
+    def __init__(self, pid: int) -> None:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises ChildProcessError if not adopted
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self._loop = asyncio.get_running_loop()
+        self._code: asyncio.Future[int] = self._loop.create_future()
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._code)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if not self._code.done():
+            os.kill(self.pid, number)
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        _, status = os.waitpid(self.pid, 0)
+        self._code.set_result(os.waitstatus_to_exitcode(status))
 
 
 class Child:
     """A running process in a session of its own, so that Ctrl-C reaches the supervisor alone."""
 
-    def __init__(self, spec: ProcessSpec, process: Process, output: FileIO, console: Console) -> None:
+    def __init__(
+        self, spec: ProcessSpec, process: asyncio.subprocess.Process | Adopted, output: FileIO, console: Console
+    ) -> None:
         self.spec = spec
         self.pid = process.pid
         self.last_line = ""  # of the output
@@ -59,16 +76,14 @@ class Child:
         self._output = asyncio.create_task(self._forward(output, console))
 
     @classmethod
-    async def start(
-        cls, spec: ProcessSpec, environ: Mapping[str, str], console: Console, stdin: int = subprocess.DEVNULL
-    ) -> "Child":
-        """Start a process; `stdin` is a descriptor and stays the caller's."""
+    async def start(cls, spec: ProcessSpec, environ: Mapping[str, str], console: Console) -> "Child":
+        """Start a process without input."""
         output, from_output = make_pipe()  # asyncio's own pipe would wait for all writers to end
         with from_output:
             try:
                 process = await asyncio.create_subprocess_exec(
                     *launcher(spec.argv),
-                    stdin=stdin,
+                    stdin=subprocess.DEVNULL,
                     stdout=from_output,
                     stderr=subprocess.STDOUT,
                     env={**child_environment(environ), **spec.env},

@@ -58,7 +58,10 @@ def begin_early(argv: Sequence[str], environ: Mapping[str, str]) -> Early | None
     wants_none = any(word.partition("=")[0] in LEFT_TO_COMMAND for word in argv)
     if argv[:1] != ["serve"] or wants_none:
         return None
-    return begin(modules_for(has_gpu=os.path.exists(GPU_FILE)), environ)
+    try:
+        return begin(modules_for(has_gpu=os.path.exists(GPU_FILE)), environ)
+    except (OSError, NotImplementedError):  # too little of something, which the command meets and tells of
+        return None
 
 
 def modules_for(*, has_gpu: bool) -> tuple[str, ...]:
@@ -66,32 +69,29 @@ def modules_for(*, has_gpu: bool) -> tuple[str, ...]:
     return (*(GPU_MODULES if has_gpu else ()), *WORKER_MODULES)
 
 
-def begin(modules: tuple[str, ...], environ: Mapping[str, str]) -> Early | None:
-    """Begin a fork server; None if that fails."""
+def begin(modules: tuple[str, ...], environ: Mapping[str, str]) -> Early:
+    """Begin a fork server; raises OSError, and NotImplementedError where none can be spawned."""
     command = launcher([sys.executable, "-P", "-m", FORK_SERVER, *modules])
     with contextlib.ExitStack() as ours:
-        try:
-            control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            ours.callback(control.close)
-            with theirs:
-                read, write = os.pipe()
-                output, from_output = FileIO(read, "rb"), FileIO(write, "wb")
-                ours.callback(output.close)
-                with from_output:
-                    pid = os.posix_spawn(
-                        command[0],
-                        command,
-                        {**child_environment(environ), **NO_THREADS},
-                        file_actions=[
-                            (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
-                            (os.POSIX_SPAWN_DUP2, from_output.fileno(), 1),
-                            (os.POSIX_SPAWN_DUP2, from_output.fileno(), 2),
-                            *((os.POSIX_SPAWN_CLOSE, number) for number in _inherited()),
-                        ],
-                        setsid=True,
-                    )
-        except (OSError, NotImplementedError):  # too little of something, which the command meets and tells of
-            return None
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.callback(control.close)
+        with theirs:
+            read, write = os.pipe()
+            output, from_output = FileIO(read, "rb"), FileIO(write, "wb")
+            ours.callback(output.close)
+            with from_output:
+                pid = os.posix_spawn(
+                    command[0],
+                    command,
+                    {**child_environment(environ), **NO_THREADS},
+                    file_actions=[
+                        (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
+                        (os.POSIX_SPAWN_DUP2, from_output.fileno(), 1),
+                        (os.POSIX_SPAWN_DUP2, from_output.fileno(), 2),
+                        *((os.POSIX_SPAWN_CLOSE, number) for number in _inherited()),
+                    ],
+                    setsid=True,
+                )
         ours.pop_all()
     return Early(modules, pid, control, output)
 

@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import ctypes
-import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
 
-from deploy.processes.child import Backoff, Child, describe_exit, make_pipe
+from deploy.processes.child import Adopted, Backoff, Child, describe_exit, make_pipe
 from deploy.processes.console import Console
-from deploy.processes.early import FORK_SERVER, NO_THREADS, Early, modules_for
+from deploy.processes.early import FORK_SERVER, Early, begin, modules_for
 from deploy.processes.fork_server import order
 from deploy.processes.launch_plan import Kind, ProcessSpec
 from deploy.processes.placement import Placement
@@ -49,7 +48,7 @@ class ForkServer:
         self, modules: tuple[str, ...], environ: Mapping[str, str], console: Console, early: Early | None = None
     ) -> None:
         self._spec = ProcessSpec("fork-server", FORK_SERVER, modules, Kind.WORKER)
-        self._environ = {**environ, **NO_THREADS}
+        self._environ = environ
         self._early = early
         self._console = console
         self._child: Child | None = None
@@ -70,8 +69,8 @@ class ForkServer:
         if not self._spec.flags:
             return
         try:
-            child = await self._start() if early is None else self._taken(early)
-        except OSError as error:
+            child = self._start(early)
+        except (OSError, NotImplementedError) as error:
             self._console.say(f"no fork server: {error}; workers import for themselves", "W")
         else:
             self._keeper = asyncio.create_task(self._keep(child))
@@ -108,26 +107,13 @@ class ForkServer:
         if self._child is not None:
             self._child.signal(signal.SIGKILL)
 
-    async def _start(self) -> Child:
-        """Start the fork server; raises OSError."""
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs:
-                adopt_orphans()
-                self._child = await Child.start(self._spec, self._environ, self._console, theirs.fileno())
-        except BaseException:
-            control.close()
-            raise
-        control.setblocking(False)
-        self._control, self._deadline_s = control, IMPORT_DEADLINE_S
-        return self._child
-
-    def _taken(self, early: Early) -> Child:
-        """Become the owner of a fork server that was begun early; raises OSError."""
+    def _start(self, early: Early | None = None) -> Child:
+        """Start the fork server, or become the owner of one that was begun early; raises OSError."""
         adopt_orphans()
-        self._child = Child(self._spec, Adopted(early.pid), early.output, self._console)
-        early.control.setblocking(False)
-        self._control, self._deadline_s = early.control, IMPORT_DEADLINE_S
+        begun = early or begin(self._spec.flags, self._environ)
+        self._child = Child(self._spec, Adopted(begun.pid), begun.output, self._console)
+        begun.control.setblocking(False)
+        self._control, self._deadline_s = begun.control, IMPORT_DEADLINE_S
         return self._child
 
     async def _hang_up(self) -> None:
@@ -157,7 +143,7 @@ class ForkServer:
         backoff = Backoff()
         while True:
             try:
-                return await self._start()
+                return self._start()
             except OSError as error:  # no memory, file or process left
                 delay_s = backoff.after(0.0)
                 when = f"in {delay_s:g} s" if delay_s else "at once"
@@ -181,28 +167,3 @@ class ForkServer:
         except BaseException:
             output.close()
             raise
-
-
-class Adopted:
-    """A child that asyncio has not started, with the interface needed by `Child`."""
-
-    def __init__(self, pid: int) -> None:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises ChildProcessError if not adopted
-        self.pid = pid
-        self._pidfd = os.pidfd_open(pid)
-        self._loop = asyncio.get_running_loop()
-        self._code: asyncio.Future[int] = self._loop.create_future()
-        self._loop.add_reader(self._pidfd, self._reap)
-
-    async def wait(self) -> int:
-        return await asyncio.shield(self._code)
-
-    def send_signal(self, number: signal.Signals) -> None:
-        if not self._code.done():
-            os.kill(self.pid, number)
-
-    def _reap(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        _, status = os.waitpid(self.pid, 0)
-        self._code.set_result(os.waitstatus_to_exitcode(status))

@@ -55,9 +55,9 @@ class MpsOptions:
 
 @dataclass(frozen=True, slots=True)
 class Mps:
-    """Result: additions to workers' environments and flags by worker name, and `text` for the operator."""
+    """Result: additions to the environment of all processes on GPUs, flags by worker name, `text` for the operator."""
 
-    environs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     text: str = ""  # empty if no GPU is shared
 
@@ -101,7 +101,7 @@ async def environs_under_mps(
 ) -> AsyncIterator[dict[str, dict[str, str]]]:
     """Yield the whole environment of each of these programs, by name; MPS is insisted on where a GPU is shared."""
     async with open_mps(MpsOptions("on"), placements, os.environ, runtime_dir, console) as mps:
-        yield {each.name: {**os.environ, **mps.environs.get(each.name, {})} for each in placements}
+        yield {each.name: {**os.environ, **mps.environ} for each in placements}
 
 
 def shared_gpus(placements: Sequence[Placement]) -> list[int]:
@@ -117,7 +117,7 @@ def _in_use(options: MpsOptions, placements: Sequence[Placement], directories: M
     shared, cap = shared_gpus(placements), ("--prefill-sm-share", str(options.prefill_percent))
     prefills = [each for each in placements if each.role == Role.PREFILL]
     return Mps(
-        environs={each.name: directories for each in placements if each.gpu},
+        environ=directories,
         flags={each.name: cap for each in prefills if each.gpu and each.gpu.index in shared},
         text=f"MPS, prompts capped at {options.prefill_percent} % of the SMs while others are served",
     )

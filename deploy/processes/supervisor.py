@@ -12,13 +12,16 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 
-from deploy.operate.health import Health, fetch_health
+from common.base.json_file import JsonObject
+from deploy.operate.health import fetch_health, is_complete, pids
+from deploy.operate.healthcheck import NOT_OURS
 from deploy.processes.console import Console
 from deploy.processes.forks import ForkServer
 from deploy.processes.keeper import Deadlines, Keeper, Lifetime
 from deploy.processes.launch_plan import ProcessSpec
 
 POLL_INTERVAL_S = 0.05
+NO_ANSWER = "the router does not answer"
 
 Work = Callable[[], Coroutine[None, None, None]]
 
@@ -70,7 +73,7 @@ class Supervisor:
         console: Console,
         fork_server: ForkServer,
     ) -> None:
-        self.health: Health | None = None
+        self.health: JsonObject | None = None
         self._life = Lifetime()
         self.ready, self.stop, self.fail = self._life.ready, self._life.stop, self._life.fail
         self._fork_server = fork_server
@@ -87,7 +90,7 @@ class Supervisor:
         """Run `work` once all is ready, until cancelled before the drain."""
         self._companions.append(work)
 
-    async def run(self, on_ready: Callable[[Health], None]) -> int:
+    async def run(self, on_ready: Callable[[JsonObject], None]) -> int:
         """Start everything, call `on_ready` once, and return the exit code after the drain."""
         works = [partial(self._announce, on_ready), *(partial(self._once_ready, each) for each in self._companions)]
         return await keep_until_stopped(self._life, self.keeper, self._fork_server, self._specs, works, self._console)
@@ -96,26 +99,28 @@ class Supervisor:
         await self.ready.wait()
         await work()
 
-    async def _announce(self, on_ready: Callable[[Health], None]) -> None:
+    async def _announce(self, on_ready: Callable[[JsonObject], None]) -> None:
         deadline_s = time.monotonic() + self._start_s
-        reason = "the router does not answer"
+        reason = NO_ANSWER
         import aiohttp  # here, because a sixth of a second passes, in which processes start
 
         async with aiohttp.ClientSession() as session:
             while time.monotonic() < deadline_s:
                 health = await fetch_health(session, self._url)
-                if health is not None and self._all_there(health):
+                if health is not None and not (reason := self._missing(health)):
                     self.health = health
                     self.ready.set()
                     self._console.end_loading()
                     on_ready(health)
                     return
-                if health is not None:
-                    reason = "; ".join(health.problems) or "workers or KV paths are missing"
                 await asyncio.sleep(POLL_INTERVAL_S)
         self.fail(f"not ready after {self._start_s:g} s: {reason}")
 
-    def _all_there(self, health: Health) -> bool:
-        """Tell whether the system is complete with all our workers, so the port is served by our router."""
-        registered = {worker.pid for worker in health.workers}
-        return health.is_complete and registered.issuperset(self.keeper.worker_pids)
+    def _missing(self, health: JsonObject) -> str:
+        """Say what is missing of a system with all our workers, whose router then has the port; "" for nothing."""
+        try:
+            if is_complete(health) and pids(health).issuperset(self.keeper.worker_pids):
+                return ""
+            return "; ".join(health["problems"]) or "workers or KV paths are missing"
+        except NOT_OURS:
+            return NO_ANSWER

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from common.base.json_file import JsonObject
 from common.base.log import StartLog
 from common.models.forms import Target, forms_on
 from common.settings.config import Config
@@ -18,11 +19,11 @@ from deploy.autoscale.judge import Judge
 from deploy.autoscale.options import AutoscaleOptions, little_to_change
 from deploy.autoscale.proposal import Machine
 from deploy.autoscale.router_line import RouterLine
-from deploy.operate.health import Health, local_url
+from deploy.operate.health import local_url, transports
 from deploy.processes.console import Console, background_writer
 from deploy.processes.early import Early
 from deploy.processes.forks import ForkServer, modules_of
-from deploy.processes.keeper import Deadlines
+from deploy.processes.keeper import Deadlines, Lifetime
 from deploy.processes.launch_plan import STANDBYS, Kind, ProcessSpec, WorkerPlan, all_processes, plan_workers
 from deploy.processes.machine import detect_gpus, num_cores, require_address_space
 from deploy.processes.mps import Mps, MpsOptions, open_mps
@@ -119,10 +120,11 @@ async def forking(fork_server: ForkServer) -> AsyncIterator[ForkServer]:
         await fork_server.end()
 
 
-async def end_without(runtime_dir: Path, supervisor: Supervisor) -> None:
+async def end_without(runtime_dir: Path, system: Supervisor | Lifetime) -> None:
     """End in order when the sockets are gone, because no worker could start again; connections last until then."""
+    await system.ready.wait()
     await until_lost(runtime_dir)
-    supervisor.fail(f"{runtime_dir} was removed, so that workers could not reach one another; start again, and keep it")
+    system.fail(f"{runtime_dir} was removed, so that workers could not reach one another; start again, and keep it")
 
 
 def _autoscale(
@@ -153,9 +155,7 @@ def _autoscale(
 def with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:
     """Add environment and flags of `mps` to a process; the user's flags come last and win."""
     flags = (*mps.flags.get(spec.name, ()), *spec.flags)
-    same_for_all = next(iter(mps.environs.values()), {})
-    env = same_for_all if spec.kind is Kind.MEMORY else mps.environs.get(spec.name, {})
-    return replace(spec, flags=flags, env=env)
+    return replace(spec, flags=flags, env={} if spec.kind is Kind.ROUTER else mps.environ)
 
 
 async def serve(config: Config, fleet: Fleet, start: StartLog, early: Early | None = None) -> int:
@@ -172,26 +172,27 @@ async def serve(config: Config, fleet: Fleet, start: StartLog, early: Early | No
             return await supervisor.run(lambda health: _announce(config, health, mps, console, start))
 
 
-def _announce(config: Config, health: Health, mps: Mps, console: Console, start: StartLog) -> None:
+def _announce(config: Config, health: JsonObject, mps: Mps, console: Console, start: StartLog) -> None:
     start.ended("processes")
     console.say(start.text, fields=start.fields)
     console.show(ready_text(config, health, mps))
     notify_ready()
 
 
-def ready_text(config: Config, health: Health, mps: Mps) -> str:
+def ready_text(config: Config, health: JsonObject, mps: Mps) -> str:
     """Return the readiness message: state, a command to try, status page, and the way to end, a line each."""
     url = local_url(config.router.host, config.router.port)
     name = config.model.served_name
-    roles = ["standby" if worker.is_standby else worker.role for worker in health.workers]
+    workers = health["workers"].items()
+    roles = ["standby" if each["standby"] is not None else role for role, members in workers for each in members]
     kinds = ("prefill", "decode", *(["standby"] if "standby" in roles else []))
     fleet = " + ".join(f"{roles.count(kind)} {kind}" for kind in kinds)
     sharing = f"  {mps.text}" if mps.text else ""
     body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 64})
     key = " -H 'authorization: Bearer KEY'" if config.router.api_key_file else ""
-    degraded = [f"\n  {health.status}: {problem}" for problem in health.problems]
+    degraded = [f"\n  {health['status']}: {problem}" for problem in health["problems"]]
     return (
-        f"ready: {url}  model {name}  {fleet}  KV over {health.transport}{sharing}{''.join(degraded)}\n"
+        f"ready: {url}  model {name}  {fleet}  KV over {transports(health)}{sharing}{''.join(degraded)}\n"
         f"  curl {url}/v1/completions -H 'content-type: application/json'{key} -d '{body}'\n"
         f"  status page: {url}/  API: {url}/docs  Ctrl-C finishes what runs, and ends"
     )

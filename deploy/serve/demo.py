@@ -11,8 +11,9 @@ from pathlib import Path
 import aiohttp
 
 from common.base.background_writer import BackgroundWriter
+from common.base.json_file import JsonObject
 from common.settings.config import Config
-from deploy.operate.health import Health, fetch_health, local_url
+from deploy.operate.health import fetch_health, local_url, transports
 from deploy.processes.console import Console, Sink, background_writer
 from deploy.processes.mps import Mps
 from deploy.processes.supervisor import Supervisor
@@ -89,19 +90,23 @@ async def _recite(url: str, model: str, verse: Verse, out: Sink) -> CompletionTi
         out.write("\n\n")
 
 
-async def _health_now(url: str, supervisor: Supervisor) -> Health:
+async def _health_now(url: str, supervisor: Supervisor) -> JsonObject:
     async with aiohttp.ClientSession() as session:
         health = await fetch_health(session, url) or supervisor.health
     assert health is not None  # the supervisor was ready
     return health
 
 
-def _figures(times: CompletionTimes, health: Health, mps: Mps) -> str:
+def _figures(times: CompletionTimes, health: JsonObject, mps: Mps) -> str:
     lines = [
         f"TTFT {times.ttft_s * 1e3:.1f} ms   TPOT {times.tpot_s * 1e3:.2f} ms   {times.num_tokens} tokens",
-        f"KV path: {health.transport}",
+        f"KV path: {transports(health)}",
         *([f"GPU shared with {mps.text}"] if mps.text else []),
-        *(f"  {worker.role:<8} pid {worker.pid:<8} {worker.device}" for worker in health.workers),
+        *(
+            f"  {role:<8} pid {worker['pid']:<8} {worker['device']}"
+            for role, members in health["workers"].items()
+            for worker in members
+        ),
     ]
     return "\n".join(lines)
 

@@ -111,8 +111,7 @@ def _add_mps(parser: argparse.ArgumentParser) -> None:
 def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
     """Return the requested workers.
 
-    Raises ConfigError for prefill workers without a KV transport, or the reverse. Also for standbys without workers, or
-    for settings of a single process.
+    Raises ConfigError for prefill workers without a KV transport, or the reverse; see also `_fleet`.
     """
     hands_off = config.kv.transport != "none"
     num_prefill = int(hands_off) if args.prefill is None else args.prefill
@@ -121,15 +120,13 @@ def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
             f"--prefill {num_prefill} and kv.transport = {config.kv.transport}: kv.transport is none without "
             "prefill workers, and only then; set both, or leave --prefill out"
         )
-    _check_told_one(config)
-    _check_standby(args, num_prefill, args.decode)
-    return _fleet(args, num_prefill)
+    return _fleet(args, config, num_prefill)
 
 
 def joining_fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
     """Return the workers that join a router.
 
-    Raises ConfigError without workers, without the router's place or this host's, or for settings of one process.
+    Raises ConfigError without workers, without the router's place or this host's; see also `_fleet`.
     """
     if not args.prefill + args.decode:
         raise ConfigError("no workers: set --prefill, --decode, or both")
@@ -139,23 +136,20 @@ def joining_fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
         raise ConfigError("net.router_endpoint: name the router to join, tcp://HOST:PORT, as it was told there")
     if not config.net.advertise:
         raise ConfigError("net.advertise: name this host as others reach it; without it no blocks travel")
+    return _fleet(args, config, args.prefill)
+
+
+def _fleet(args: argparse.Namespace, config: Config, num_prefill: int) -> Fleet:
+    """Return the workers; raises ConfigError for standbys without workers, or for settings of one process."""
     _check_told_one(config)
-    _check_standby(args, args.prefill, args.decode)
-    return _fleet(args, args.prefill)
-
-
-def _fleet(args: argparse.Namespace, num_prefill: int) -> Fleet:
-    mps = MpsOptions(args.mps, args.mps_prefill_percent)
-    return Fleet(num_prefill, args.decode, args.gpus, args.start_timeout_s, mps, args.standby, args.fork_server == "on")
-
-
-def _check_standby(args: argparse.Namespace, num_prefill: int, num_decode: int) -> None:
-    for role, num in ((Role.PREFILL, num_prefill), (Role.DECODE, num_decode)):
+    for role, num in ((Role.PREFILL, num_prefill), (Role.DECODE, args.decode)):
         if role in STANDBYS[args.standby] and not num:
             raise ConfigError(
                 f"--standby {args.standby}: there are no {role.label} workers to stand by for; use "
                 f"{role.other.label} or none"
             )
+    mps = MpsOptions(args.mps, args.mps_prefill_percent)
+    return Fleet(num_prefill, args.decode, args.gpus, args.start_timeout_s, mps, args.standby, args.fork_server == "on")
 
 
 def _check_told_one(config: Config) -> None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from common.base.log import StartLog
 from common.settings.config import Config
@@ -23,9 +22,9 @@ from deploy.processes.launch_plan import host_processes, plan_workers
 from deploy.processes.machine import num_cores, require_address_space
 from deploy.processes.mps import open_mps
 from deploy.processes.placement import Placement, spread_workers
-from deploy.processes.runtime_dir import make_runtime_dir, until_lost
+from deploy.processes.runtime_dir import make_runtime_dir
 from deploy.processes.supervisor import keep_until_stopped
-from deploy.serve.command import Fleet, forking, held_bytes, notify_ready, place, with_mps
+from deploy.serve.command import Fleet, end_without, forking, held_bytes, notify_ready, place, with_mps
 
 LOOK_S = 0.5
 """Seconds between two questions whether the router knows the workers."""
@@ -56,7 +55,7 @@ async def join(config: Config, fleet: Fleet, host: str, start: StartLog) -> int:
             names = {each.name for each in placements if not each.standby}
             works = [
                 partial(_announce, config, names, fleet.start_timeout_s, life, console, start),
-                partial(_end_without, runtime_dir, life),
+                partial(end_without, runtime_dir, life),
             ]
             specs = [with_mps(spec, mps) for spec in host_processes(plan, placements)]
             return await keep_until_stopped(life, keeper, fork_server, specs, works, console)
@@ -81,10 +80,3 @@ async def _announce(
             return
         await asyncio.sleep(LOOK_S)
     life.fail(f"not ready after {start_s:g} s: {', '.join(sorted(missing))} unknown to the router, or not serving")
-
-
-async def _end_without(runtime_dir: Path, life: Lifetime) -> None:
-    """End in order when the sockets are gone, because no worker could start again."""
-    await life.ready.wait()
-    await until_lost(runtime_dir)
-    life.fail(f"{runtime_dir} was removed, so that workers could not reach one another; start again, and keep it")

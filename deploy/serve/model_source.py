@@ -132,11 +132,6 @@ def hub_name(name: str) -> HubName | None:
     return None if not file and is_gguf(Path(name)) else HubName(found["repository"], file)
 
 
-def is_hub_id(name: str) -> bool:
-    """Tell whether `name` is written like one of the Hub, and is not here."""
-    return hub_name(name) is not None
-
-
 def weights_bytes(path: Path, forms: Forms, head: str = KEEP) -> int:
     """Return about the size of a copy of the weights in memory, on a device that holds them in these forms.
 

@@ -2,16 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import aiohttp
 import torch
 from tokenizers import Tokenizer
 
 TIMEOUT = aiohttp.ClientTimeout(total=200)
+_TEXTS = WeakKeyDictionary[Any, dict[Any, str]]()
+"""By model, its greedy texts."""
 
 
 @dataclass
@@ -75,21 +79,48 @@ class Reference:
         cache: makes the cache of a text; None for that of transformers.
     """
 
-    def __init__(self, directory: Path, model: Any, cache: Callable[[], Any] = lambda: None) -> None:
-        self.model, self.cache = model, cache
+    def __init__(self, directory: Path, model: Any, cache: Callable[[], Any] | None = None) -> None:
+        self.model, self.cache = model, cache or (lambda: None)
         self.tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         self.eos = model.config.eos_token_id
+        self._known: dict[Any, str] = {} if cache else _TEXTS.setdefault(model, {})
 
-    def text(self, prompt: list[int], max_tokens: int, *, ignore_eos: bool = False) -> str:
-        ids, past, num_cached = list(prompt), self.cache(), 0
-        with torch.inference_mode():
-            for _ in range(max_tokens):
-                out = self.model(torch.tensor([ids[num_cached:]]), past_key_values=past, use_cache=True)
-                past, num_cached = out.past_key_values, len(ids)
-                ids.append(int(out.logits[0, -1].argmax()))
-                if ids[-1] == self.eos and not ignore_eos:
-                    break
+    def text(self, prompt: list[int], max_tokens: int, *, ignore_eos: bool = False, guess: Sequence[int] = ()) -> str:
+        """Return the text behind a prompt; each text is computed once.
+
+        Args:
+            guess: ids that the text may begin with. Those that are right are found in one pass, not one by one.
+        """
+        key = (tuple(prompt), max_tokens, ignore_eos)
+        if key not in self._known:
+            self._known[key] = self._text(prompt, max_tokens, ignore_eos, guess)
+        return self._known[key]
+
+    def texts(
+        self, prompts: list[list[int]], guesses: list[Completion], max_tokens: int, *, ignore_eos: bool = True
+    ) -> list[str]:
+        """Return the texts behind prompts, with the ids of streams as guesses."""
+        pairs = zip(prompts, guesses, strict=True)
+        return [self.text(p, max_tokens, ignore_eos=ignore_eos, guess=guess.ids) for p, guess in pairs]
+
+    @torch.inference_mode()
+    def _text(self, prompt: list[int], max_tokens: int, ignore_eos: bool, guess: Sequence[int]) -> str:
+        ids, past, num_cached = [*prompt, *self._right(prompt, guess[:max_tokens])], self.cache(), 0
+        if self.eos in ids[len(prompt) :] and not ignore_eos:
+            ids = ids[: ids.index(self.eos, len(prompt)) + 1]
+        while len(ids) < len(prompt) + max_tokens and (ids[-1] != self.eos or ignore_eos or len(ids) == len(prompt)):
+            out = self.model(torch.tensor([ids[num_cached:]]), past_key_values=past, use_cache=True)
+            past, num_cached = out.past_key_values, len(ids)
+            ids.append(int(out.logits[0, -1].argmax()))
         return str(self.tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True))
+
+    def _right(self, prompt: list[int], guess: Sequence[int]) -> list[int]:
+        """Return the ids of a guess before the first wrong one."""
+        if not guess:
+            return []
+        out = self.model(torch.tensor([[*prompt, *guess]]), past_key_values=self.cache(), use_cache=True)
+        best = out.logits[0, len(prompt) - 1 : -1].argmax(-1).tolist()
+        return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(guess, best, strict=True))]
 
     @torch.inference_mode()
     def behind(self, prompt: list[int], ids: list[int]) -> float:

@@ -8,7 +8,7 @@ import sys
 
 from common.serving.worker import start
 from common.serving.worker.start import Incarnation
-from common.settings.config import WORKER_SECTIONS, Config
+from common.settings.config import Config
 from common.wire.messages.worker import Role
 from decode_worker import __main__ as program
 from decode_worker.worker import DecodeWorker
@@ -39,4 +39,4 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
 
 
 if __name__ == "__main__":
-    sys.exit(start.worker_main(Role.DECODE, WORKER_SECTIONS, program.DESCRIPTION, build))
+    sys.exit(start.worker_main(Role.DECODE, program.DESCRIPTION, build))

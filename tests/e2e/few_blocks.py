@@ -4,7 +4,6 @@ import sys
 
 from common.device.engine import step_rules
 from common.serving.worker.start import worker_main
-from common.settings.config import WORKER_SECTIONS
 from common.wire.messages.worker import Role
 from decode_worker import __main__ as decode
 from prefill_worker.__main__ import DESCRIPTION
@@ -14,8 +13,8 @@ from tests.e2e import slow_prefill
 def main() -> int:
     step_rules.TYPICAL_TOKENS = 64
     if sys.argv[sys.argv.index("--worker-id") + 1].startswith("decode"):
-        return worker_main(Role.DECODE, WORKER_SECTIONS, decode.DESCRIPTION, decode.build)
-    return worker_main(Role.PREFILL, WORKER_SECTIONS, DESCRIPTION, slow_prefill.build)
+        return worker_main(Role.DECODE, decode.DESCRIPTION, decode.build)
+    return worker_main(Role.PREFILL, DESCRIPTION, slow_prefill.build)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import sys
 
 from common.serving.worker.start import Incarnation, worker_main
-from common.settings.config import WORKER_SECTIONS, Config
+from common.settings.config import Config
 from common.wire.messages.memory import KVOffer
 from common.wire.messages.worker import Role
 from decode_worker import __main__ as program
@@ -27,4 +27,4 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main(Role.DECODE, WORKER_SECTIONS, program.DESCRIPTION, build))
+    sys.exit(worker_main(Role.DECODE, program.DESCRIPTION, build))

@@ -4,7 +4,7 @@ import sys
 
 from common.serving.prompts.scheduler import Chunk
 from common.serving.worker.start import Incarnation, worker_main
-from common.settings.config import WORKER_SECTIONS, Config
+from common.settings.config import Config
 from common.wire.messages.worker import Role
 from decode_worker import __main__ as program
 from decode_worker.arrivals.local_prompts import LocalPrompt
@@ -45,4 +45,4 @@ def hold_prompts(worker: DecodeWorker, holds: Holds) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main(Role.DECODE, WORKER_SECTIONS, program.DESCRIPTION, build))
+    sys.exit(worker_main(Role.DECODE, program.DESCRIPTION, build))

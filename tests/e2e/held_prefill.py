@@ -5,7 +5,7 @@ import sys
 
 from common.serving.prompts.scheduler import Chunk
 from common.serving.worker.start import Incarnation, worker_main
-from common.settings.config import WORKER_SECTIONS, Config
+from common.settings.config import Config
 from common.wire.messages.worker import Role
 from prefill_worker.__main__ import DESCRIPTION
 from prefill_worker.sequence import PrefillSequence
@@ -49,4 +49,4 @@ def hold_retrievals(worker: PrefillWorker, holds: Holds) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main(Role.PREFILL, WORKER_SECTIONS, DESCRIPTION, build))
+    sys.exit(worker_main(Role.PREFILL, DESCRIPTION, build))

@@ -9,7 +9,6 @@ from common.grammar.follower import Outcome
 from common.grammar.followers import Followers
 from common.grammar.server_process import ServerProcess
 from common.serving.worker.start import worker_main
-from common.settings.config import WORKER_SECTIONS
 from common.wire.messages.worker import Role
 from decode_worker import __main__ as program
 from decode_worker.sequences.sequence import DecodeSequence
@@ -52,7 +51,7 @@ def main() -> int:
 
     Slots.was_late = say_late  # type: ignore[assignment, method-assign]
     program.make_followers = LateFollowers  # type: ignore[attr-defined]
-    return worker_main(Role.DECODE, WORKER_SECTIONS, program.DESCRIPTION, program.build)
+    return worker_main(Role.DECODE, program.DESCRIPTION, program.build)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Others do in a directory of this user's, where a test would meet what else runs 
 import sys
 
 from common.serving.worker.start import Incarnation, WorkerLoop, worker_main
-from common.settings.config import WORKER_SECTIONS, Config
+from common.settings.config import Config
 from common.wire.messages.worker import Role
 from common.wire.transport import endpoints
 from decode_worker import __main__ as decode
@@ -18,8 +18,8 @@ def main() -> int:
     assert router is not None, "systems under test have unix sockets"
     endpoints.PARENT = router.parent
     if sys.argv[sys.argv.index("--worker-id") + 1].startswith("decode"):
-        return worker_main(Role.DECODE, WORKER_SECTIONS, decode.DESCRIPTION, build_decode)
-    return worker_main(Role.PREFILL, WORKER_SECTIONS, prefill.DESCRIPTION, build_prefill)
+        return worker_main(Role.DECODE, decode.DESCRIPTION, build_decode)
+    return worker_main(Role.PREFILL, prefill.DESCRIPTION, build_prefill)
 
 
 def build_decode(config: Config, incarnation: Incarnation) -> WorkerLoop:

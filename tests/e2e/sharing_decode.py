@@ -8,7 +8,7 @@ import torch
 from common.ops.base import ForwardBatch, GroupCache
 from common.ops.torch_ops import TorchOps
 from common.serving.worker.start import Incarnation, worker_main
-from common.settings.config import WORKER_SECTIONS, Config
+from common.settings.config import Config
 from common.wire.messages.worker import Role
 from decode_worker import __main__ as program
 from decode_worker.batch import runner
@@ -61,4 +61,4 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main(Role.DECODE, WORKER_SECTIONS, program.DESCRIPTION, build))
+    sys.exit(worker_main(Role.DECODE, program.DESCRIPTION, build))

@@ -3,7 +3,7 @@
 import sys
 
 from common.serving.worker.start import Incarnation, worker_main
-from common.settings.config import WORKER_SECTIONS, Config
+from common.settings.config import Config
 from common.wire.messages.worker import Role
 from prefill_worker import __main__ as program
 from prefill_worker.worker import PrefillWorker
@@ -17,4 +17,4 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main(Role.PREFILL, WORKER_SECTIONS, program.DESCRIPTION, build))
+    sys.exit(worker_main(Role.PREFILL, program.DESCRIPTION, build))

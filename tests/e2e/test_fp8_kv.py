@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,8 +46,9 @@ def pool_of(num_blocks: int) -> tuple[str, ...]:
 async def test_texts_are_those_of_rounded_keys_and_values(reference: Reference, flags: tuple[str, ...]) -> None:
     asked = prompts(8, 1, 200, seed=61)
     with System(DIRECTORY, *FP8, *flags).start() as system:
-        completions = await complete_all(system.url, asked, max_tokens=NUM_OUT, ignore_eos=True)
-        expected = [reference.text(prompt, NUM_OUT, ignore_eos=True) for prompt in asked]
+        fields: dict[str, Any] = {"max_tokens": NUM_OUT, "ignore_eos": True, "return_token_ids": True}
+        completions = await complete_all(system.url, asked, **fields)
+        expected = reference.texts(asked, completions, NUM_OUT)
         assert [each.text for each in completions] == expected
         plain = Reference(DIRECTORY, reference.model)
         assert expected != [plain.text(prompt, NUM_OUT, ignore_eos=True) for prompt in asked], "rounding shows nowhere"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.held_system import HeldSystem, begun
@@ -18,8 +19,24 @@ Checkpoint = Callable[[str], tuple[Path, Any]]
 
 def assert_equal(completions: list[Completion], reference: Reference, asked: list[list[int]], max_tokens: int) -> None:
     assert [c.error for c in completions] == [None] * len(asked)
-    expected = [reference.text(prompt, max_tokens) for prompt in asked]
-    assert [c.text for c in completions] == expected
+    assert [c.text for c in completions] == reference.texts(asked, completions, max_tokens, ignore_eos=False)
+
+
+def test_a_reference_takes_of_a_guess_what_is_right(checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    [prompt], right = prompts(1, 20, 20), list[int]()
+    while len(right) < 9:
+        right.append(int(model(torch.tensor([[*prompt, *right]])).logits[0, -1].argmax()))
+
+    def text(*guess: int, eos: int | None = None) -> str:
+        reference = Reference(directory, model, lambda: None)
+        reference.eos = eos
+        return reference.text(prompt, 9, guess=guess)
+
+    whole, until_eos = text(), text(eos=right[4])
+    assert whole.startswith(until_eos) and len(whole) > len(until_eos) > 0
+    for guess in (right, right[:4], [*right[:3], right[3] + 1, *right[4:]], [right[0] + 1], [*right, 5]):
+        assert (text(*guess), text(*guess, eos=right[4])) == (whole, until_eos)
 
 
 @pytest.mark.parametrize("variant", first_then(pytest.mark.medium, VARIANTS))
@@ -27,7 +44,7 @@ async def test_text_equals_a_single_process(variant: str, checkpoint: Checkpoint
     directory, model = checkpoint(variant)
     asked = prompts(8, 1, 120)
     with System(directory).start() as system:
-        completions = await complete_all(system.url, asked, max_tokens=24)
+        completions = await complete_all(system.url, asked, max_tokens=24, return_token_ids=True)
         assert_equal(completions, Reference(directory, model), asked, 24)
         system.until(system.all_blocks_free)
 
@@ -78,11 +95,12 @@ async def test_a_pool_too_small_for_all_makes_them_wait_or_start_over_not_fail(
     block_bytes = 3 * 2 * 16 * 2 * 32 * 4
     with HeldSystem(directory, "--kv-pool-bytes", str(24 * block_bytes), *flags).start() as system:
         system.holds.texts.set(1)  # all of them are there before one ends
-        task = asyncio.create_task(complete_all(system.url, asked, max_tokens=60, ignore_eos=True))
+        fields: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
+        task = asyncio.create_task(complete_all(system.url, asked, **fields))
         await asyncio.to_thread(system.until, lambda: system.num_active() == len(asked))
         system.release()
-        expected = [Reference(directory, model).text(prompt, 60, ignore_eos=True) for prompt in asked]
-        assert [c.text for c in await task] == expected
+        completions = await task
+        assert [c.text for c in completions] == Reference(directory, model).texts(asked, completions, 60)
         assert "out of KV blocks" in system.log("decode-0"), "nothing was preempted: the pool is too large for the test"
         system.until(system.all_blocks_free)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decode_worker.sequences.snapshot_distance import DISTANCE_TOKENS
+from decode_worker.sequences.sealing import DISTANCE_TOKENS
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.held_system import HeldSystem, begun
 from tests.e2e.slow_system import SlowSystem
@@ -50,7 +50,7 @@ async def test_a_conversation_goes_on_behind_its_last_prompt_or_reply(
                 await quiet(system)
             history = history + question
             answer = await ask(system, history, max_tokens=num_out)
-            assert answer.texts == [reference.text(history, num_out, ignore_eos=True)]
+            assert answer.texts == [reference.text(history, num_out, ignore_eos=True, guess=answer.token_ids)]
             assert answer.num_cached == full(num_known)
             history = history + answer.token_ids
             assert not has_states or (len(history) - 1) % DISTANCE_TOKENS, "the step ahead would take another"
@@ -84,11 +84,12 @@ async def test_after_a_death_texts_go_on_behind_what_is_cached(variant: str, che
     with HeldSystem(directory, *ANY_LENGTH, "--kv-pool-bytes", str(64 << 20)).start(decode=2) as system:
         streams = [Completion() for _ in asked]
         system.holds.texts.set(40)
-        task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=60, ignore_eos=True))
+        fields: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
+        task = asyncio.create_task(complete_all(system.url, asked, streams, **fields))
         await begun(task, streams, 40)
         await asyncio.to_thread(system.kill, "decode-0")
         system.release()
-        assert [c.text for c in await task] == [reference.text(prompt, 60, ignore_eos=True) for prompt in asked]
+        assert [c.text for c in await task] == reference.texts(asked, streams, 60)
         replayed = [line for line in system.log("router").splitlines() if "2 attempts" in line]
         assert replayed, "nothing was decoded by the one that died"
         assert metric(system, "baton_cached_prompt_tokens_total") >= len(replayed) * full(60 - 1)
@@ -100,10 +101,10 @@ async def test_who_had_to_make_room_says_the_same(variant: str, checkpoint: Chec
     directory, model = checkpoint(variant)
     reference, asked = Reference(directory, model), prompts(6, 60, 100, seed=74)
     with SmallSystem(directory, *ANY_LENGTH, "--kv-pool-bytes", str(SMALL_POOL_BYTES[variant])).start() as system:
-        expected = [reference.text(prompt, 90, ignore_eos=True) for prompt in asked]
+        fields: dict[str, Any] = {"max_tokens": 90, "ignore_eos": True, "return_token_ids": True}
         for _ in range(MOST_ROUNDS):  # who comes first decides whether texts grow at the same time
-            completions = await complete_all(system.url, asked, max_tokens=90, ignore_eos=True)
-            assert [c.text for c in completions] == expected
+            completions = await complete_all(system.url, asked, **fields)
+            assert [c.text for c in completions] == reference.texts(asked, completions, 90)
             if "out of KV blocks" in system.log("decode-0"):
                 break
         else:

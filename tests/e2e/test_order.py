@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.client import Completion, Reference, complete, prompts
 from tests.e2e.held_system import HeldSystem
-from tests.e2e.system import System
+from tests.e2e.system import TIMEOUT_S
 
 pytestmark = pytest.mark.medium
 
@@ -46,6 +46,13 @@ async def test_who_comes_later_and_is_short_or_urgent_is_done_before_those_that_
     assert ended.index("short") < 12 and ended.index("urgent") < 12, ended
 
 
+async def have_begun(streams: list[Completion], num_tokens: int) -> None:
+    """Wait until each has so many tokens."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while min(stream.num_tokens for stream in streams) < num_tokens:
+            await asyncio.sleep(0.001)
+
+
 @pytest.mark.parametrize(
     ("variant", "apart"),
     [("qwen3-tied", False), ("qwen3-tied", True), ("qwen3.5", False), ("mistral-window", False)],
@@ -56,12 +63,12 @@ async def test_streams_give_their_rows_to_better_priority_and_go_on_with_the_sam
 ) -> None:
     directory, _ = checkpoint(variant)
     asked: list[dict[str, Any]] = [
-        {"presence_penalty": 1.5}, {"temperature": 0.8, "seed": 3}, {"structured_outputs": {"regex": "[a-z ]{250}"}},
+        {"presence_penalty": 1.5}, {"temperature": 0.8, "seed": 3}, {"structured_outputs": {"regex": "[a-z ]{60}"}},
     ]  # fmt: skip
-    patient = [{**fields, "max_tokens": 250, "priority": 7, "ignore_eos": True} for fields in asked]
+    patient = [{**fields, "max_tokens": 60, "priority": 7, "ignore_eos": True} for fields in asked]
     texts, (urgent,) = prompts(len(patient), 20, 60, seed=4), prompts(1, 30, 30, seed=5)
     ended: list[str] = []
-    with System(directory, "--decode-max-num-seqs", "3").start(apart=apart) as system:
+    with HeldSystem(directory, "--decode-max-num-seqs", "3").start(apart=apart) as system:
         async with aiohttp.ClientSession() as session:
             alone = [
                 await complete(session, system.url, text, **fields) for text, fields in zip(texts, patient, strict=True)
@@ -72,12 +79,15 @@ async def test_streams_give_their_rows_to_better_priority_and_go_on_with_the_sam
                 await complete(session, system.url, prompt, into, **fields)
                 ended.append(name)
 
+            system.holds.texts.set(6)  # of the patient ones; who has less gets on
             tasks = [asyncio.create_task(ask("patient", *each)) for each in zip(texts, running, patient, strict=True)]
-            while not all(completion.num_tokens > 3 for completion in running):
-                await asyncio.sleep(0.001)
+            await have_begun(running, 4)
             at_once = [Completion() for _ in range(3)]
             fields = {"max_tokens": 20, "priority": 0, "ignore_eos": True}
-            await asyncio.gather(*(ask("urgent", urgent, into, fields) for into in at_once))
+            tasks += [asyncio.create_task(ask("urgent", urgent, into, fields)) for into in at_once]
+            await have_begun(at_once, 2)
+            system.release()
+            await asyncio.gather(*tasks[3:])
             assert ended == ["urgent"] * 3
             await asyncio.gather(*tasks)
     assert [completion.text for completion in running] == [completion.text for completion in alone]

@@ -10,7 +10,7 @@ from tests.e2e.client import Reference, complete_all, prompts
 from tests.e2e.system import System
 from tests.support import packers
 from tests.support.checkpoints import write_checkpoint
-from tests.support.packed_checkpoints import GPTQ, MODELOPT, Case, pack_checkpoint
+from tests.support.packed_checkpoints import AWQ, GPTQ, MODELOPT, Case, pack_checkpoint
 
 DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo_model"
 
@@ -34,6 +34,12 @@ CASES = {
         Case(GPTQ | {"group_size": 64}, packers.gptq(4, 64)),
         "28 of 28 matrices stay packed",
         ("--model-quantization", "packed"),
+    ),
+    "int4 experts": Checkpoint(
+        Case(AWQ | {"group_size": 32}, packers.awq(32)),
+        "62 of 63 matrices stay packed",
+        ("--model-quantization", "packed"),
+        {"hidden_size": 256, "moe_intermediate_size": 128},
     ),
 }
 

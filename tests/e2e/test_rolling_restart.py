@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from common.settings.config import NetSection
-from deploy.operate.draining import Wish, drain, drain_all
+from deploy.operate.draining import drain, drain_all
 from tests.e2e.client import Reference, complete, prompts
 from tests.e2e.programs import Program
 from tests.e2e.system import TIMEOUT_S, System
@@ -58,8 +58,7 @@ async def test_a_rolling_restart_of_all_workers_and_their_memory_loses_nothing(c
         for is_memory in (False, True):
             before, said = list(num_answered), list[str]()
             if is_memory:
-                wish = Wish("memory", TIMEOUT_S, until_back=True)
-                status = await asyncio.to_thread(drain, net, wish, said.append)
+                status = await asyncio.to_thread(drain, net, "memory", TIMEOUT_S, said.append, until_back=True)
             else:
                 status = await asyncio.to_thread(drain_all, net, TIMEOUT_S, said.append)
                 assert said[-1] == "4 workers were started again"
@@ -82,12 +81,12 @@ async def test_a_drain_ends_in_words_for_what_cannot_be(checkpoint: Checkpoint, 
     said: list[str] = []
     with System(directory).start() as system:
         net = NetSection(router_endpoint=system.router_endpoint[1])
-        assert await asyncio.to_thread(drain, net, Wish("decode-7", 5.0, until_back=False), said.append) == 1
+        assert await asyncio.to_thread(drain, net, "decode-7", 5.0, said.append) == 1
         assert "no worker or memory server 'decode-7'" in said[-1]
-        assert await asyncio.to_thread(drain, net, Wish("decode-0", 60.0, until_back=False), said.append) == 0
+        assert await asyncio.to_thread(drain, net, "decode-0", 60.0, said.append) == 0
         assert said[-1].startswith("decode-0 has left after")
         system.until(lambda: system.processes["decode-0"].poll() == 0)
         system.processes.pop("decode-0")
-        assert await asyncio.to_thread(drain, net, Wish("memory", 2.0, until_back=True), said.append) == 1
+        assert await asyncio.to_thread(drain, net, "memory", 2.0, said.append, until_back=True) == 1
         assert said[-1].startswith("memory is not back after 2 s")
         system.processes.clear()

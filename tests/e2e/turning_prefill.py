@@ -7,7 +7,7 @@ from common.serving.turns.forecast import LearnedForecast, Work
 from common.serving.turns.prompt_turns import PromptTurns
 from common.serving.turns.shared import open_page
 from common.serving.worker.start import Incarnation, worker_main
-from common.settings.config import WORKER_SECTIONS, Config
+from common.settings.config import Config
 from common.settings.slo_section import SloSection
 from common.wire.messages.worker import Role
 from prefill_worker import __main__ as program
@@ -27,4 +27,4 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main(Role.PREFILL, WORKER_SECTIONS, program.DESCRIPTION, build))
+    sys.exit(worker_main(Role.PREFILL, program.DESCRIPTION, build))

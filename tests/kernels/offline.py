@@ -244,6 +244,29 @@ def run_experts_in_codes(gpu: Gpu) -> None:
             ops.experts_add(x, routing, weights, Residual(empty(num_tokens, hidden, dtype=BF16)))
 
 
+def run_experts_in_integers(gpu: Gpu) -> None:
+    """Experts of Qwen3-30B-A3B in codes of 4 bits; for Hopper those in groups as most checkpoints have them."""
+    hidden, inner, num, byte = 2048, 768, 128, torch.uint8
+    forms = [(128, False, (1, 8, 1200)), (128, True, (8,))]
+    for group, has_offsets, sizes in forms if gpu.is_hopper else [*forms, (32, True, (1, 8, 300, 1200))]:
+        dtype = torch.float32 if has_offsets else torch.float16
+        scales = [empty(num, 2 * inner, hidden // group, dtype=dtype), empty(num, hidden, inner // group, dtype=dtype)]
+        weights = ExpertWeights(
+            gate_up=empty(num, 2 * inner, hidden // 2, dtype=byte),
+            down=empty(num, hidden, inner // 2, dtype=byte),
+            activation=Activation.SILU,
+            gate_up_scales=scales[0],
+            down_scales=scales[1],
+            gate_up_offsets=scales[0] if has_offsets else None,
+            down_offsets=scales[1] if has_offsets else None,
+        )
+        for num_tokens in sizes:
+            ops = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch and num_tokens < 64)
+            routing = Routing(empty(num_tokens, 8), empty(num_tokens, 8, dtype=torch.float32))
+            x = empty(num_tokens, hidden, dtype=BF16)
+            ops.experts_add(x, routing, weights, Residual(empty(num_tokens, hidden, dtype=BF16)))
+
+
 def run_attention(
     gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, cache: torch.dtype = BF16, **given: Any
 ) -> None:
@@ -421,6 +444,7 @@ def main(capabilities: list[str]) -> None:
         run_experts(gpu)
         run_other_experts(gpu)
         run_experts_in_codes(gpu)
+        run_experts_in_integers(gpu)
         run_gemma(gpu)
         run_gemma_experts(gpu)
         run_latent(gpu)

@@ -37,19 +37,27 @@ def _mma(dtype: torch.dtype, a: list[Tensor], b: list[Tensor], c: list[Tensor]) 
     return [c[i] + products[g + 8 * (i // 2), 2 * t + i % 2] for i in range(4)]
 
 
-def run(code: str, num_outputs: int, inputs: list[Tensor]) -> list[Tensor]:
-    """Return what instructions leave in outputs, which are operands 0 on, before the inputs, `[LANES]` each."""
+def run(code: str, num_outputs: int, inputs: list[Tensor], *, in_fp32: bool = False) -> list[Tensor]:
+    """Return what instructions leave in outputs, which are operands 0 on, before the inputs, `[LANES]` each.
+
+    Results in fp32 are exact to fp64, or with `in_fp32` rounded as a GPU rounds them.
+    """
+
+    def fp32(number: Tensor) -> Tensor:
+        return number.float().double() if in_fp32 else number
+
     registers: Registers = {f"${num_outputs + i}": value for i, value in enumerate(inputs)}
     steps: dict[str, Callable[..., Tensor]] = {
         "mov.b32": lambda a: a,
         "mov.f32": lambda a: a,
         "shr.u32": lambda a, by: a >> by,
+        "and.b32": lambda a, b: a & b,
         "xor.b32": lambda a, b: a ^ b,
         "prmt.b32": _bytes_of,
         "lop3.b32": lambda a, b, c, table: _and_or(a, b, c, table),
-        "add.f32": lambda a, b: a + b,
-        "mul.rn.f32": lambda a, b: _number(a) * _number(b),
-        "fma.rn.f32": lambda a, b, c: _number(a) * _number(b) + _number(c),
+        "add.f32": lambda a, b: fp32(a + b),
+        "mul.rn.f32": lambda a, b: fp32(_number(a) * _number(b)),
+        "fma.rn.f32": lambda a, b, c: fp32(_number(a) * _number(b) + _number(c)),
         "fma.rn.bf16x2": lambda a, b, c: _fma(torch.bfloat16, a, b, c),
         "fma.rn.f16x2": lambda a, b, c: _fma(torch.float16, a, b, c),
         "cvt.rn.bf16x2.f32": lambda high, low: _pair(torch.bfloat16, high, low),

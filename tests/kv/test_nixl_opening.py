@@ -14,7 +14,7 @@ from common.kv import nixl
 from common.kv.nixl import OPEN_S, NixlPeerPool
 from common.kv.pool import KVPool
 from common.memory.base.nixl_agent import AgentError
-from common.memory.client.client import LentClaim, Witness
+from common.memory.client.peer_pool_client import LentClaim, PeerPoolClient
 from common.wire.values.pool_shape import PoolShape
 from tests.kv.peer_process import LAYOUT
 from tests.memory.server.test_server import eventually
@@ -31,7 +31,9 @@ class Opening:
         monkeypatch.setattr(nixl, "Agent", lambda *_: self.agent())
         monkeypatch.setattr(nixl, "DirectReads", lambda *_: self)
         monkeypatch.setattr(nixl, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        claim = LentClaim(b"", None, SHAPE.num_bytes, 1, SHAPE, b"", 0, SHAPE.num_bytes, "tcp", cast(Witness, self))
+        claim = LentClaim(
+            b"", None, SHAPE.num_bytes, 1, SHAPE, b"", 0, SHAPE.num_bytes, "tcp", cast(PeerPoolClient, self)
+        )
         self.pool = NixlPeerPool(claim, "p")
         self.target = KVPool(SHAPE, torch.zeros(SHAPE.num_bytes, dtype=torch.uint8))
 

@@ -18,7 +18,7 @@ from common.kv.nixl_staged import StagedReads
 from common.kv.pool import KVPool
 from common.memory.base.nixl_agent import Agent, AgentError
 from common.memory.base.slots import Slots
-from common.memory.client.client import LentClaim, Witness
+from common.memory.client.peer_pool_client import LentClaim, PeerPoolClient
 from common.memory.client.stager import Stager
 from common.memory.devices.host_backing import HostBacking
 from common.memory.server.pools import make_pool
@@ -106,7 +106,7 @@ class Visit:
         self.pool = KVPool(shape, torch.full((shape.num_bytes,), CANARY, dtype=torch.uint8))
         self.claim = LentClaim(
             b"", None, shape.num_bytes, 1, shape, b"lender", self.lent.ctypes.data, self.lent.nbytes, "tcp",
-            cast(Witness, None), SLOTS, lambda: cast(Stager, self.stager),
+            cast(PeerPoolClient, None), SLOTS, lambda: cast(Stager, self.stager),
         )  # fmt: skip
         self.reads = self.opened(self.claim)
 

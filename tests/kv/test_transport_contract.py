@@ -19,9 +19,9 @@ from common.kv.pool import KVPool
 from common.kv.proof import prove_path
 from common.kv.transport import NIXL, TRANSPORTS, PeerPool, Pull, check_compatible, make_transport
 from common.memory.base.slots import Slots
-from common.memory.client.client import LentClaim, PoolClaim
+from common.memory.client.client import PoolClaim
 from common.memory.client.gate_connection import Gate
-from common.memory.client.peer_pool_client import PeerPoolClient
+from common.memory.client.peer_pool_client import LentClaim, PeerPoolClient
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape
 from tests.kv.peer_process import BLOCK_BYTES, LAYOUT, random_bytes

@@ -42,7 +42,7 @@ def assert_near(ours: Tensor, law: Tensor, limit: float) -> None:
         *(pytest.param(*CPU, count, id=f"interpreter-{count}", marks=pytest.mark.medium) for count in (5, 30, 70)),
         *(
             pytest.param(*CUDA, each, id=f"cuda-{each}", marks=pytest.mark.gpu)
-            for each in (1, 5, 16, 33, 64, 65, 130, 1000, 1500)
+            for each in (1, 5, 8, 9, 16, 33, 64, 65, 130, 1000, 1500)
         ),
     ],
 )

@@ -24,7 +24,7 @@ from prefill_worker.reply_pools import ReplyPool, ReplyPools
 from prefill_worker.retrievals import MAX_AT_ONCE, WAIT_S, Retrievals, Worth
 from tests.decode_worker.bench import FakePool
 from tests.memory.parties import Bytes
-from tests.prefill_worker.test_any_prompts import TEXTS, World
+from tests.prefill_worker.test_any_prompts import TEXTS, World, most_prompts
 from tests.prefill_worker.test_prefixes import BLOCK, House
 from tests.support.layouts import tiny
 from tests.support.marks import first_then
@@ -425,6 +425,7 @@ def test_whatever_happens_nobody_reads_another_text_nor_waits_for_ever(seed: int
     num_pulled = num_prompts = 0
     for walk in range(40):
         rng, world = random.Random(f"{seed} {walk}"), RetrievingWorld()
+        world.most_prompts = most_prompts(walk)
         for _ in range(160):
             world.act(rng)
         world.settle()

@@ -1,6 +1,6 @@
 """Prefill workers that share a pool with what is decoded, in model time: real schedulers, caches of leases and pools.
 
-Turn by turn, a millisecond each: a step takes a fixed time and a time for each token. A prompt that is complete is
+Turn by turn, two milliseconds each: a step takes a fixed time and a time for each token. A prompt that is complete is
 decoded for a while, and then its blocks are free.
 """
 
@@ -30,7 +30,7 @@ from tests.support.layouts import no_prefixes, tiny
 from tests.support.messages import prefill_request
 from tests.support.sequences import is_ending, prompt_scheduler, taken
 
-TURN_S = 0.001
+TURN_S = 0.002
 DECODER = 100
 
 

@@ -3,15 +3,18 @@
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common.base.errors import KVError, OutOfBlocks
 from common.kv.blocks import Allocator
-from common.kv.transport import Pull
 from common.memory.client.lease_cache import LeaseCache
 from common.wire.values.kv_layout import Counts
 from common.wire.values.pool_shape import PoolShape, are_enough, shown
+
+if TYPE_CHECKING:  # because torch takes two seconds of each process that is started with fakes
+    from common.kv.transport import Pull
 
 
 class BlockAllocator:
@@ -121,6 +124,6 @@ def blocks_read(leases: LeaseCache) -> list[int]:
     return ids
 
 
-def no_linger(pull: Pull, block_ids: list[int]) -> None:
+def no_linger(pull: "Pull", block_ids: list[int]) -> None:
     """Fail, because no pull of a test's proof is late."""
     raise AssertionError(f"a late pull into blocks {block_ids}")

@@ -10,6 +10,7 @@ from typing import IO, Self
 import pytest
 
 from tests.support.nixl import has_nixl
+from tests.support.wire import Wire
 
 PRIVATE = f"/tmp/baton-{os.getuid()}"
 NET = "10.91.7"
@@ -35,10 +36,16 @@ def _problem() -> str:
 
 
 class Hosts:
-    """Namespaces by name, each with an address; use as a context manager."""
+    """Namespaces by name, each with an address; use as a context manager.
 
-    def __init__(self, *names: str) -> None:
+    Args:
+        wired: the host whose cable has a `wire`, and is slower.
+    """
+
+    def __init__(self, *names: str, wired: str = "") -> None:
         self._id = os.getpid() % 100_000
+        self._wired = wired
+        self.wire: Wire | None = None
         self.bridge = f"bb{self._id}"
         self._boot_ids: dict[str, IO[str]] = {}
         self.addresses = {name: f"{NET}.{number}" for number, name in enumerate(names, 1)}
@@ -51,7 +58,7 @@ class Hosts:
             for name, address in self.addresses.items():
                 space, outside = self._space(name), self._outside(name)
                 _run("ip", "netns", "add", space)
-                _run("ip", "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", space)
+                self._connect(name, outside, space)
                 _run("ip", "link", "set", outside, "master", self.bridge, "up")
                 for words in ("addr add {}/24 dev eth0", "link set eth0 up", "link set lo up"):
                     _run("ip", "-n", space, *words.format(address).split())
@@ -60,7 +67,17 @@ class Hosts:
             raise
         return self
 
+    def _connect(self, name: str, outside: str, space: str) -> None:
+        if name != self._wired:
+            _run("ip", "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", space)
+            return
+        inside = f"w{self._id}{name}"
+        self.wire = Wire(inside, outside)
+        _run("ip", "link", "set", inside, "netns", space, "name", "eth0")
+
     def __exit__(self, *_: object) -> None:
+        if self.wire is not None:
+            self.wire.end()
         for name in self.addresses:
             subprocess.run(["ip", "netns", "del", self._space(name)], stderr=subprocess.DEVNULL, check=False)
         subprocess.run(["ip", "link", "del", self.bridge], stderr=subprocess.DEVNULL, check=False)

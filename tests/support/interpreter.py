@@ -17,12 +17,13 @@ def hasten() -> None:
     import triton
 
     if triton.knobs.runtime.interpret:
-        from tests.support import interpreted_operands
+        from tests.support import interpreted_noise, interpreted_operands
 
         _prepare_once()
         _remember_types()
         _hold_lightly()
         interpreted_operands.install()
+        interpreted_noise.install()
 
 
 def _prepare_once() -> None:

@@ -171,7 +171,7 @@ def pack_checkpoint(directory: Path, plain_directory: Path, case: Case, *, evenl
     plain = {name: tensor.float() for name, tensor in tensors.items()}
     for name in [name for name in tensors if name.endswith(STACKED) and tensors[name].dim() == 3]:
         matrices = tensors.pop(name).float().unbind()
-        packed = [case.pack(_uneven(matrix * 2.0**number)) for number, matrix in enumerate(matrices)]
+        packed = [case.pack(_uneven(matrix * 2.0 ** (number % 3 - 1))) for number, matrix in enumerate(matrices)]
         plain[name] = torch.stack([of_matrix for _, of_matrix in packed])
         for field in packed[0][0]:
             key = f"{name}{field.removeprefix('weight')}" if field.startswith("weight") else f"{name}_{field}"

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-from deploy.operate.health import Health
+from common.base.json_file import JsonObject
 from deploy.processes.console import Console
 from deploy.processes.forks import ForkServer
 from deploy.processes.keeper import Deadlines
@@ -44,7 +44,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         workers = [{"id": id, "pid": pid, "device": "cpu", "transport": "none", "standby": None}
                    for id, pid in pids().items()]
-        body = {"status": "ok", "problems": [], "workers": {"decode": workers}, "kv_paths": []}
+        body = {"status": "ok", "problems": [], "workers": {"prefill": [], "decode": workers}, "kv_paths": []}
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.end_headers()
@@ -134,7 +134,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def running(supervisor: Supervisor, on_ready: Callable[[Health], None]) -> AsyncIterator["asyncio.Task[int]"]:
+async def running(supervisor: Supervisor, on_ready: Callable[[JsonObject], None]) -> AsyncIterator["asyncio.Task[int]"]:
     """The supervisor, ready; ended by force if the test leaves it running."""
     run = asyncio.create_task(supervisor.run(on_ready))
     try:

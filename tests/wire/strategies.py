@@ -14,6 +14,7 @@ from common.wire.messages.gates import GateVisit
 from common.wire.messages.handoff import DecodeRequest, KVProgress
 from common.wire.messages.memory import BlocksSealed, KVOffer, PromptBlocks
 from common.wire.messages.memory_reports import KVEvents
+from common.wire.messages.staging import StagingWanted
 from common.wire.messages.worker import (
     InquiryReply,
     LogprobBatch,
@@ -213,10 +214,12 @@ def _consistent(message: Any) -> Any:
 
 
 def _with_a_sound_session(message: Any) -> Any:
-    """If it begins a visit, or is between a front and the dispatcher."""
+    """If it begins a visit, wants staging, or is between a front and the dispatcher."""
     match message:
         case GateVisit():
             return replace(message, num_slots=min(message.num_slots, 1), slot_bytes=min(message.num_slots, 1))
+        case StagingWanted():
+            return replace(message, num_slots=1)
         case FrontOrder():
             biases = dict(zip(message.sampling.biased_token_ids, message.sampling.biases, strict=True))
             sampling = replace(message.sampling, biased_token_ids=tuple(biases), biases=tuple(biases.values()))

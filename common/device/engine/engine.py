@@ -71,8 +71,7 @@ class Engine:
 
     def leave(self) -> None:
         """Give this worker's free leased blocks to other workers; launch nothing afterwards."""
-        if self.shared is not None:
-            self.shared.leave()
+        self.shared.leave()
 
     @property
     def vocab_size(self) -> int:

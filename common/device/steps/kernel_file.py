@@ -5,23 +5,21 @@ compiler. So a kernel of a file is used only where the worker would compile the 
 modules in C, by which Triton loads and launches kernels; Triton names them by a hash of their source. They are used
 only by the Python and the platform that they were built for; elsewhere Triton builds others.
 
-A file is a line of text, the SHA-256 of the rest, a header in JSON behind its length, all kernels and all extensions.
-The header has the conditions, and each kernel's key, name, and bytes of metadata and of binary. For extensions the
-header has their own conditions, and each one's key, name and bytes.
+A file is a line of text, the SHA-256 of the rest, and `Contents` in msgpack.
 """
 
 import hashlib
 import json
 import os
 import platform
-import re
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import triton
 from triton import knobs
 from triton._C.libtriton import get_cache_invalidating_env_vars
@@ -32,19 +30,19 @@ from triton.runtime import build, cache
 from common.base.errors import ConfigError
 from common.kernels.base import gpu
 
-MAGIC = b"baton kernels 2\n"
+MAGIC = b"baton kernels 3\n"
 GROUP = "__grp__"
 """Triton's prefix of the file that lists a kernel's files."""
-DIGEST_BYTES, LENGTH_BYTES = hashlib.sha256().digest_size, 8
+DIGEST_BYTES = hashlib.sha256().digest_size
 MAX_BYTES = 4 << 30
-KEY, NAME, MODULE = re.compile(r"[A-Z2-7]{52}"), re.compile(r"\w{1,150}"), re.compile(r"\w[\w.-]{1,150}\.so")
+Key = Annotated[str, msgspec.Meta(pattern=r"\A[A-Z2-7]{52}\Z")]
 
 
 class Kernel(NamedTuple):
     """A compiled kernel: Triton's key, its function's name, metadata in JSON, and the binary."""
 
-    key: str
-    name: str
+    key: Key
+    name: Annotated[str, msgspec.Meta(pattern=r"\A\w{1,150}\Z")]
     metadata: bytes
     binary: bytes
 
@@ -52,8 +50,8 @@ class Kernel(NamedTuple):
 class Extension(NamedTuple):
     """A built extension module: Triton's key, its file's name, and the file."""
 
-    key: str
-    name: str
+    key: Key
+    name: Annotated[str, msgspec.Meta(pattern=r"\A\w[\w.-]{1,150}\.so\Z")]
     content: bytes
 
 
@@ -92,16 +90,7 @@ def write_kernels(path: Path, directory: Path, wanted: Mapping[str, Any]) -> Con
     Returns what was written.
     """
     found = Contents(dict(wanted), sorted(_compiled(directory)), platform_here(), sorted(_extensions(directory)))
-    header = {
-        "conditions": wanted,
-        "kernels": [[each.key, each.name, len(each.metadata), len(each.binary)] for each in found.kernels],
-        "platform": found.platform,
-        "extensions": [[each.key, each.name, len(each.content)] for each in found.extensions],
-    }
-    text = json.dumps(header).encode()
-    pieces = [piece for each in found.kernels for piece in (each.metadata, each.binary)]
-    pieces += [each.content for each in found.extensions]
-    rest = b"".join([len(text).to_bytes(LENGTH_BYTES), text, *pieces])
+    rest = msgspec.msgpack.encode(found)
     with tempfile.NamedTemporaryFile(dir=path.absolute().parent, delete=False) as file:
         file.write(MAGIC + hashlib.sha256(rest).digest() + rest)
         os.fchmod(file.fileno(), 0o644)
@@ -122,20 +111,10 @@ def read_kernels(path: Path) -> Contents:
     rest = memoryview(content)[begin:]
     if hashlib.sha256(rest).digest() != content[len(MAGIC) : begin]:
         raise ConfigError(f"{path} is cut or was changed: its bytes have another sum")
-    end = LENGTH_BYTES + int.from_bytes(rest[:LENGTH_BYTES])
-    header, kernels, extensions = json.loads(bytes(rest[LENGTH_BYTES:end])), list[Kernel](), list[Extension]()
-    for key, name, num_metadata, num_binary in header["kernels"]:
-        middle, last = end + num_metadata, end + num_metadata + num_binary
-        if not KEY.fullmatch(key) or not NAME.fullmatch(name):
-            raise ConfigError(f"{path} has a kernel of the name {key}/{name}")
-        kernels.append(Kernel(key, name, bytes(rest[end:middle]), bytes(rest[middle:last])))
-        end = last
-    for key, name, num_bytes in header["extensions"]:
-        if not KEY.fullmatch(key) or not MODULE.fullmatch(name):
-            raise ConfigError(f"{path} has an extension of the name {key}/{name}")
-        extensions.append(Extension(key, name, bytes(rest[end : end + num_bytes])))
-        end += num_bytes
-    return Contents(header["conditions"], kernels, header["platform"], extensions)
+    try:
+        return msgspec.msgpack.decode(rest, type=Contents)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 class Unpacked(NamedTuple):

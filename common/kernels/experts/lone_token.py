@@ -144,12 +144,12 @@ def lone_experts(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """Add the weighted outputs of a token's experts to `residual`; return `residual`. Matrices must not be MXFP4."""
+    """Add the weighted outputs of a token's experts to `residual`; return `residual`. Matrices are plain."""
     inner, hidden, num_slots = down.num_in, down.num_out, routing.experts.shape[1]
     assert x.shape == residual.shape == (1, hidden), (
         f"x {tuple(x.shape)}, residual {tuple(residual.shape)}: [1, hidden]"
     )
-    assert gate_up.scales is None and down.scales is None, "a lone token's experts in MXFP4 are for `products`"
+    assert gate_up.scales is None and down.scales is None, "a lone token's plain experts"
     assert gate_up.data.shape[1:] == (2 * inner, hidden), f"gate and up {tuple(gate_up.data.shape)}: they do not fit"
     for tensor in (x, residual, gate_up.data, down.data, *routing):
         assert tensor.is_contiguous(), "operands: contiguous"

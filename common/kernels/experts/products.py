@@ -13,26 +13,25 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.base.codes import GROUP as GROUP_COLUMNS
-from common.kernels.base.expert_operands import ExpertMatrix, Groups, Routing
+from common.kernels.base.expert_operands import PACKED, ExpertMatrix, Form, Groups, Routing
 from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
+from common.kernels.experts.int4 import BLOCK as BLOCK_COLUMNS
 from common.kernels.experts.operand_tiles import (
     columns_down,
     columns_of,
     factors_at,
+    factors_of,
     lanes_of,
     multiply,
     no_sums,
     rows_of,
-    scales_at,
-    scales_of,
+    sums_at,
     tokens_at,
     weights_at,
     whole_sums,
 )
 from common.kernels.experts.tiles import ExpertTiles
-
-GROUP = tl.constexpr(GROUP_COLUMNS)
 
 
 @triton.jit
@@ -56,8 +55,9 @@ def _pairs_at(order_ptr, places, inside, LONE: tl.constexpr):
 @triton.jit(do_not_specialize=["num_tiles"])
 def _experts_gate_up_kernel(
     x_ptr,  # [m, K], contiguous
-    data_ptr,  # [num_experts, 2 * n, K], gate first; PACKED: [.., K / 4] uint16
-    scales_ptr,  # [num_experts, 2 * n, K / 32] uint8, if PACKED; of codes fp32 [.., cdiv(2 * n, SCALE_ROWS), GROUPS]
+    data_ptr,  # [num_experts, 2 * n, K], gate first; of mxfp4 and int4 [.., K / 4] uint16
+    scales_ptr,  # [num_experts, cdiv(2 * n, SCALE_ROWS), GROUPS]; of mxfp4 [num_experts, 2 * n, K / 32] uint8
+    offsets_ptr,  # as the scales, of int4; or None
     bias_ptr,  # [num_experts, 2 * n], if HAS_BIAS
     experts_ptr,  # [num_pairs] int32, if LONE
     order_ptr,  # [num_pairs] int32, unless LONE
@@ -74,19 +74,18 @@ def _experts_gate_up_kernel(
     SPLITS: tl.constexpr,  # warps that share the columns of a row
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    PACKED: tl.constexpr,
+    FORM: tl.constexpr,  # of data, as `Form` has it
     SCALE_ROWS: tl.constexpr,  # of codes, that share scales; 0 without codes
     GROUPS: tl.constexpr,  # of columns of codes, with a scale each; 0 without codes
     LONE: tl.constexpr,  # one token: every pair is a tile
     PDL: tl.constexpr,
 ):
     """Grid: (cdiv(n, BLOCK_N), num_tiles). A program computes BLOCK_N outputs of a tile of pairs."""
-    VALUES: tl.constexpr = 4 if PACKED else 1  # in a number of data
+    VALUES: tl.constexpr = 4 if FORM == "mxfp4" or FORM == "int4" else 1  # in a number of data
     WIDTH: tl.constexpr = K // VALUES
     BLOCK: tl.constexpr = BLOCK_K // VALUES
     STEP: tl.constexpr = BLOCK * SPLITS
     columns, places_k = columns_of(BLOCK, SPLITS), columns_down(BLOCK, SPLITS)
-    groups = columns_of(BLOCK_K // 32, SPLITS)
     lanes = tl.arange(0, PAIRS)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside_n = rows_of(rows < n, SPLITS)
@@ -97,38 +96,39 @@ def _experts_gate_up_kernel(
     places = begin + lanes
     inside = places < end
     tokens = (_pairs_at(order_ptr, places, inside, LONE) // SLOTS).to(tl.int64)
+    first = tl.program_id(0) * BLOCK_N
+    of_tile = rows_of(rows - first, SPLITS)
     gate_rows = expert * 2 * n + rows_of(rows, SPLITS)
     up_rows = gate_rows + n
     gate, up = no_sums(BLOCK_N, PAIRS, SPLITS), no_sums(BLOCK_N, PAIRS, SPLITS)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    gate_factors, up_factors = 0, 0
-    if PACKED:  # loaded a tile ahead, because their rows are too narrow for the asynchronous copies of the rest
-        gate_factors = factors_at(scales_ptr, gate_rows, inside_n, groups, K // 32, dtype)
-        up_factors = factors_at(scales_ptr, up_rows, inside_n, groups, K // 32, dtype)
-    if GROUPS > 0:
-        first = tl.program_id(0) * BLOCK_N
-        inside_rows = rows - first
-        gate_ptr = scales_of(scales_ptr, expert, first, inside_rows, 2 * n, SCALE_ROWS, GROUPS)
-        up_ptr = scales_of(scales_ptr, expert, n + first, inside_rows, 2 * n, SCALE_ROWS, GROUPS)
-        gate_factors = scales_at(gate_ptr, inside_n, 0, SCALE_ROWS, GROUPS)
-        up_factors = scales_at(up_ptr, inside_n, 0, SCALE_ROWS, GROUPS)
+    HAS_OFFSETS: tl.constexpr = offsets_ptr is not None
+    gate_ptr = factors_of(scales_ptr, expert, first, of_tile, 2 * n, K, FORM, SCALE_ROWS, GROUPS)
+    up_ptr = factors_of(scales_ptr, expert, n + first, of_tile, 2 * n, K, FORM, SCALE_ROWS, GROUPS)
+    gate_offset_ptr = factors_of(offsets_ptr, expert, first, of_tile, 2 * n, K, FORM, SCALE_ROWS, GROUPS)
+    up_offset_ptr = factors_of(offsets_ptr, expert, n + first, of_tile, 2 * n, K, FORM, SCALE_ROWS, GROUPS)
+    # Loaded a tile ahead, because rows of factors are too narrow for the asynchronous copies of the rest.
+    gate_factors = factors_at(gate_ptr, gate_offset_ptr, inside_n, 0, K, BLOCK, SPLITS, FORM, SCALE_ROWS, GROUPS, dtype)
+    up_factors = factors_at(up_ptr, up_offset_ptr, inside_n, 0, K, BLOCK, SPLITS, FORM, SCALE_ROWS, GROUPS, dtype)
     for start in tl.range(0, WIDTH, STEP, num_stages=STAGES):
         is_inside = lanes_of(inside, SPLITS) & (start + places_k < WIDTH)
-        x = tokens_at(x_ptr, lanes_of(tokens * K, SPLITS), start + places_k, is_inside, PACKED)
+        x = tokens_at(x_ptr, lanes_of(tokens * K, SPLITS), start + places_k, is_inside, FORM)
+        x_sums = sums_at(x, gate_factors, BLOCK_N, SPLITS, HAS_OFFSETS, dtype)
         gates = weights_at(data_ptr, gate_rows, inside_n, start + columns, WIDTH, STEP)
-        gate = multiply(gates, gate_factors, x, gate, PACKED, GROUPS, dtype)
+        gate = multiply(gates, gate_factors, x, x_sums, gate, FORM, GROUPS, HAS_OFFSETS, dtype)
         ups = weights_at(data_ptr, up_rows, inside_n, start + columns, WIDTH, STEP)
-        up = multiply(ups, up_factors, x, up, PACKED, GROUPS, dtype)
-        if PACKED:
-            ahead = (start + STEP) // 8 + groups
-            gate_factors = factors_at(scales_ptr, gate_rows, inside_n, ahead, K // 32, dtype)
-            up_factors = factors_at(scales_ptr, up_rows, inside_n, ahead, K // 32, dtype)
-        if GROUPS > 1:
-            gate_factors = scales_at(gate_ptr, inside_n, (start + STEP) // GROUP, SCALE_ROWS, GROUPS)
-            up_factors = scales_at(up_ptr, inside_n, (start + STEP) // GROUP, SCALE_ROWS, GROUPS)
-    if GROUPS == 1:
+        up = multiply(ups, up_factors, x, x_sums, up, FORM, GROUPS, HAS_OFFSETS, dtype)
+        if FORM != "bytes" or GROUPS > 1:
+            ahead = start + STEP
+            gate_factors = factors_at(
+                gate_ptr, gate_offset_ptr, inside_n, ahead, K, BLOCK, SPLITS, FORM, SCALE_ROWS, GROUPS, dtype
+            )
+            up_factors = factors_at(
+                up_ptr, up_offset_ptr, inside_n, ahead, K, BLOCK, SPLITS, FORM, SCALE_ROWS, GROUPS, dtype
+            )
+    if FORM == "bytes" and GROUPS == 1:
         gate, up = gate * gate_factors, up * up_factors
-    gate, up = whole_sums(gate, PACKED, SPLITS, dtype), whole_sums(up, PACKED, SPLITS, dtype)
+    gate, up = whole_sums(gate, FORM, SPLITS, dtype), whole_sums(up, FORM, SPLITS, dtype)
     out_rows, is_row = rows[:, None], (rows < n)[:, None]
     if HAS_BIAS:
         bias_ptr += expert * 2 * n
@@ -141,8 +141,9 @@ def _experts_gate_up_kernel(
 @triton.jit(do_not_specialize=["num_tiles", "m"])
 def _experts_down_kernel(
     x_ptr,  # [num_pairs, K], in the order of pairs
-    data_ptr,  # [num_experts, n, K]; PACKED: [.., K / 4] uint16
-    scales_ptr,  # [num_experts, n, K / 32] uint8, if PACKED; of codes fp32 [num_experts, cdiv(n, SCALE_ROWS), GROUPS]
+    data_ptr,  # [num_experts, n, K]; of mxfp4 and int4 [.., K / 4] uint16
+    scales_ptr,  # [num_experts, cdiv(n, SCALE_ROWS), GROUPS]; of mxfp4 [num_experts, n, K / 32] uint8
+    offsets_ptr,  # as the scales, of int4; or None
     bias_ptr,  # [num_experts, n], if HAS_BIAS
     weights_ptr,  # [num_pairs] fp32
     experts_ptr,  # [num_pairs] int32, if LONE
@@ -160,19 +161,18 @@ def _experts_down_kernel(
     STAGES: tl.constexpr,
     SPLITS: tl.constexpr,  # warps that share the columns of a row
     HAS_BIAS: tl.constexpr,
-    PACKED: tl.constexpr,
+    FORM: tl.constexpr,  # of data, as `Form` has it
     SCALE_ROWS: tl.constexpr,  # of codes, that share scales; 0 without codes
     GROUPS: tl.constexpr,  # of columns of codes, with a scale each; 0 without codes
     LONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: (cdiv(n, BLOCK_N), num_tiles). A program computes BLOCK_N outputs of a tile of pairs; 0 for padding."""
-    VALUES: tl.constexpr = 4 if PACKED else 1  # in a number of data
+    VALUES: tl.constexpr = 4 if FORM == "mxfp4" or FORM == "int4" else 1  # in a number of data
     WIDTH: tl.constexpr = K // VALUES
     BLOCK: tl.constexpr = BLOCK_K // VALUES
     STEP: tl.constexpr = BLOCK * SPLITS
     columns, places_k = columns_of(BLOCK, SPLITS), columns_down(BLOCK, SPLITS)
-    groups = columns_of(BLOCK_K // 32, SPLITS)
     lanes = tl.arange(0, PAIRS)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside_n = rows_of(rows < n, SPLITS)
@@ -183,31 +183,29 @@ def _experts_down_kernel(
     places = begin + lanes
     inside = places < end
     pairs = _pairs_at(order_ptr, places, inside, LONE)
-    weight_rows = expert * n + rows_of(rows, SPLITS)
+    first, known = tl.program_id(0) * BLOCK_N, tl.maximum(expert, 0)
+    weight_rows = known * n + rows_of(rows, SPLITS)
     acc = no_sums(BLOCK_N, PAIRS, SPLITS)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    is_weight = inside_n & (expert >= 0)
-    factors = 0
-    if PACKED:
-        factors = factors_at(scales_ptr, weight_rows, is_weight, groups, K // 32, dtype)
-    if GROUPS > 0:
-        first = tl.program_id(0) * BLOCK_N
-        place_ptr = scales_of(scales_ptr, tl.maximum(expert, 0), first, rows - first, n, SCALE_ROWS, GROUPS)
-        factors = scales_at(place_ptr, inside_n, 0, SCALE_ROWS, GROUPS)
+    HAS_OFFSETS: tl.constexpr = offsets_ptr is not None
+    of_tile = rows_of(rows - first, SPLITS)
+    scale_ptr = factors_of(scales_ptr, known, first, of_tile, n, K, FORM, SCALE_ROWS, GROUPS)
+    offset_ptr = factors_of(offsets_ptr, known, first, of_tile, n, K, FORM, SCALE_ROWS, GROUPS)
+    factors = factors_at(scale_ptr, offset_ptr, inside_n, 0, K, BLOCK, SPLITS, FORM, SCALE_ROWS, GROUPS, dtype)
     row_starts = lanes_of(places.to(tl.int64) * K, SPLITS)
     for start in tl.range(0, tl.where(expert < 0, 0, WIDTH), STEP, num_stages=STAGES):
         is_inside = lanes_of(inside, SPLITS) & (start + places_k < WIDTH)
-        x = tokens_at(x_ptr, row_starts, start + places_k, is_inside, PACKED)
+        x = tokens_at(x_ptr, row_starts, start + places_k, is_inside, FORM)
         weights = weights_at(data_ptr, weight_rows, inside_n, start + columns, WIDTH, STEP)
-        acc = multiply(weights, factors, x, acc, PACKED, GROUPS, dtype)
-        if PACKED:
-            ahead = (start + STEP) // 8 + groups
-            factors = factors_at(scales_ptr, weight_rows, is_weight, ahead, K // 32, dtype)
-        if GROUPS > 1:
-            factors = scales_at(place_ptr, inside_n, (start + STEP) // GROUP, SCALE_ROWS, GROUPS)
-    if GROUPS == 1:
+        x_sums = sums_at(x, factors, BLOCK_N, SPLITS, HAS_OFFSETS, dtype)
+        acc = multiply(weights, factors, x, x_sums, acc, FORM, GROUPS, HAS_OFFSETS, dtype)
+        if FORM != "bytes" or GROUPS > 1:
+            factors = factors_at(
+                scale_ptr, offset_ptr, inside_n, start + STEP, K, BLOCK, SPLITS, FORM, SCALE_ROWS, GROUPS, dtype
+            )
+    if FORM == "bytes" and GROUPS == 1:
         acc *= factors
-    acc = whole_sums(acc, PACKED, SPLITS, dtype)
+    acc = whole_sums(acc, FORM, SPLITS, dtype)
     out_rows, is_row = rows[:, None], (rows < n)[:, None]
     if HAS_BIAS:
         bias = tl.load(bias_ptr + expert * n + out_rows, mask=is_row & (expert >= 0), other=0.0)
@@ -282,12 +280,13 @@ def _operands(
 ) -> dict[str, Any]:
     """Return the arguments that both kernels take: matrix, order of pairs, and settings of the launch.
 
-    Kernels read MXFP4 as numbers of 16 bits, with four values each.
+    Of MXFP4 and INT4, kernels read numbers of 16 bits, with four values each.
     """
-    data, scales, bias = matrix
+    data, bias = matrix.data, matrix.bias
     return {
-        "data_ptr": data.view(torch.uint16) if matrix.is_mxfp4 else data,
-        "scales_ptr": data if scales is None else scales,
+        "data_ptr": data.view(torch.uint16) if matrix.form in PACKED else data,
+        "scales_ptr": matrix.scales,
+        "offsets_ptr": matrix.offsets,
         "bias_ptr": x if bias is None else bias,
         "experts_ptr": routing.experts,
         "order_ptr": routing.experts if groups is None else groups.order,
@@ -299,7 +298,7 @@ def _operands(
         "STAGES": tiles.stages,
         "SPLITS": tiles.splits,
         "HAS_BIAS": bias is not None,
-        "PACKED": matrix.is_mxfp4,
+        "FORM": matrix.form.value,
         "SCALE_ROWS": matrix.scale_rows,
         "GROUPS": matrix.scale_groups,
         "LONE": groups is None,
@@ -320,22 +319,15 @@ def _check(
     is_gated: bool,
 ) -> int:
     """Require operands that fit; return the number of tiles."""
-    data, scales, bias = matrix
-    num, n, k = data.shape[0], matrix.num_out, matrix.num_in
+    k = matrix.num_in
     assert x.shape == (num_rows, k) and x.is_contiguous(), f"x {tuple(x.shape)}: contiguous [{num_rows}, {k}] needed"
-    assert data.is_contiguous() and (scales is not None or data.dtype == x.dtype), f"matrix {data.dtype}: contiguous"
-    if matrix.has_codes:
-        matrix.check_codes(is_gated=is_gated)
-        rows = tiles.gate_rows if is_gated else tiles.down_rows
+    matrix.check(x.dtype, is_gated=is_gated)
+    rows = tiles.gate_rows if is_gated else tiles.down_rows
+    if matrix.form is Form.BYTES:
         assert tiles.splits == 1 and GROUP_COLUMNS % rows == GROUP_COLUMNS % tiles.block_k == 0, (
             f"{tiles}: of codes, a tile lies in {GROUP_COLUMNS} rows and columns, without splits"
         )
-    elif scales is not None:
-        assert data.dtype == scales.dtype == torch.uint8 and scales.shape == (num, n, k // 32) and k % 32 == 0, (
-            f"scales {tuple(scales.shape)} {scales.dtype}: uint8 [{num}, {n}, {k} / 32] needed"
-        )
-        assert scales.is_contiguous(), "scales: contiguous"
-    assert bias is None or (bias.shape == (num, n) and bias.is_contiguous()), f"bias: contiguous [{num}, {n}] needed"
+    assert matrix.form is not Form.INT4 or tiles.block_k == BLOCK_COLUMNS, f"{tiles}: a tile of INT4 is a block"
     assert routing.experts.is_contiguous() and routing.weights.is_contiguous(), "routing: contiguous"
     assert groups is not None or routing.experts.shape[0] == 1, "without groups, a lone token"
     return routing.experts.numel() if groups is None else groups.tiles.shape[1]

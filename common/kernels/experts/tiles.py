@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import triton
 
+from common.kernels.base.expert_operands import PACKED, Form
 from common.kernels.base.gpu import Gpu
 
 FEW_TOKENS, MANY_TOKENS, MOST_TOKENS = 16, 128, 1024
@@ -23,40 +24,40 @@ class ExpertTiles(NamedTuple):
 
 
 def expert_tiles(
-    num_tokens: int,
-    num_slots: int,
-    num_experts: int,
-    element_size: int,
-    gpu: Gpu,
-    *,
-    is_packed: bool = False,
-    has_codes: bool = False,
+    num_tokens: int, num_slots: int, num_experts: int, element_size: int, gpu: Gpu, form: Form = Form.PLAIN
 ) -> ExpertTiles:
     """Return tiles that an expert's pairs fill, as far as their mean tells.
 
-    Few pairs take narrow tiles with long rows, because the time is that of reading matrices. Matrices in MXFP4 take as
-    long as it takes to bring values into 16 bits. So their tiles have few lanes for pairs that may be missing. Codes of
-    8 bits take the tiles of plain matrices, with twice the columns where shared memory has room.
+    Few pairs take narrow tiles with long rows, because the time is that of reading matrices. Elements of 4 bits take as
+    long as it takes to bring values into 16 bits. So their tiles have few lanes for pairs that may be missing. Codes
+    take the tiles of plain matrices for many pairs, with twice the columns where shared memory has room.
     """
     typical = 4 * MOST_TOKENS if num_tokens > MOST_TOKENS else MOST_TOKENS // 2
     pairs = min(128, max(16, triton.next_power_of_2(typical * num_slots // num_experts)))
     if num_tokens <= MANY_TOKENS:
-        tiles = ExpertTiles(16, 64, 64, 128, 3, 2) if is_packed else ExpertTiles(16, 32, 64, 128, 4, 4)
-        if is_packed and num_tokens <= FEW_TOKENS:
+        tiles = ExpertTiles(16, 64, 64, 128, 3, 2) if form in PACKED else ExpertTiles(16, 32, 64, 128, 4, 4)
+        if form in PACKED and num_tokens <= FEW_TOKENS:
             tiles = ExpertTiles(8, 16 if num_tokens == 1 else 32, 16 if num_tokens == 1 else 32, 128, 3, 2, splits=2)
-    elif is_packed:
+    elif form is Form.MXFP4:
         tiles = ExpertTiles(pairs, 128, 128, 128, 3, 8 if pairs == 128 else 4)
     else:
-        tiles = ExpertTiles(pairs, 64, 128, 128 if has_codes else 64, 4, 8 if pairs == 128 else 4)
-    bits = 4 if is_packed else 8 if has_codes else 8 * element_size
-    if has_codes and _most_stages(tiles, element_size, gpu, bits) < 2:
+        tiles = ExpertTiles(pairs, 64, 128, 64 if form is Form.PLAIN else 128, 4, 8 if pairs == 128 else 4)
+        if form is Form.INT4:  # registers hold sums of a group beside those of all
+            tiles = ExpertTiles(min(pairs, 64), 64, 128, 128, 3, 4)
+    if form is Form.BYTES and _most_stages(tiles, element_size, gpu, form) < 2:
         tiles = tiles._replace(block_k=tiles.block_k // 2)
-    stages = min(tiles.stages, max(2, _most_stages(tiles, element_size, gpu, bits)))
-    return tiles._replace(block_k=tiles.block_k * 2 // element_size, stages=stages)
+    stages = min(tiles.stages, max(2, _most_stages(tiles, element_size, gpu, form)))
+    return tiles._replace(block_k=_columns(tiles, element_size, form), stages=stages)
 
 
-def _most_stages(tiles: ExpertTiles, element_size: int, gpu: Gpu, bits: int) -> int:
-    """Return the stages that fit into shared memory, with room for another; an element of weights has `bits`."""
-    block_k, rows = tiles.block_k * 2 // element_size, max(2 * tiles.gate_rows, tiles.down_rows)
+def _columns(tiles: ExpertTiles, element_size: int, form: Form) -> int:
+    """Return the columns of a tile, which are half as many of fp32; a tile of INT4 is a block."""
+    return tiles.block_k if form is Form.INT4 else tiles.block_k * 2 // element_size
+
+
+def _most_stages(tiles: ExpertTiles, element_size: int, gpu: Gpu, form: Form) -> int:
+    """Return the stages that fit into shared memory, with room for another."""
+    block_k, rows = _columns(tiles, element_size, form), max(2 * tiles.gate_rows, tiles.down_rows)
+    bits = 4 if form in PACKED else 8 if form is Form.BYTES else 8 * element_size
     stage_bytes = (tiles.pairs * block_k * element_size + rows * block_k * bits // 8) * tiles.splits
     return gpu.shared_bytes // stage_bytes - 1

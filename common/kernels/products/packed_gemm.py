@@ -14,7 +14,8 @@ from triton.experimental.gluon import language as gl
 from common.kernels.base.pdl import wait_for_predecessor
 from common.kernels.products.packed_checks import NAMES, check_packed_product
 from common.kernels.products.tiles.ending import store_product
-from common.kernels.products.tiles.packed_mma import EXCESS, constraints, multiplying, operands, summing, widening
+from common.kernels.products.tiles.packed_mma import EXCESS, adding, multiplying, operands, summing, widening
+from common.kernels.products.tiles.packed_operands import constraints, scaling
 from common.kernels.products.tiles.packed_tiles import (
     layouts,
     load_scales,
@@ -27,6 +28,7 @@ from common.kernels.products.tiles.packed_tiles import (
 )
 
 MAX_TOKENS = 32
+ONCE = 8  # tokens that are multiplied at once; beside more, elements of narrow groups take less than scaling sums does
 MATRIX_ROWS = 16  # of a product of the matrix unit, in two halves
 MAX_REGISTERS = {8: 128}  # of a thread, so that a multiprocessor has two programs of so many warps
 MIDDLE = 8.0  # subtracted from codes of 4 bits without offsets
@@ -34,13 +36,13 @@ MIDDLE = 8.0  # subtracted from codes of 4 bits without offsets
 
 @gluon.jit
 def _widened(words, BITS: gl.constexpr, WIDEN: gl.constexpr, OF_WORD: gl.constexpr):
-    """Return the pairs of codes of each word: four of 4 bits, two of 8."""
+    """Return the pairs of codes of each word: four of 4 bits, two of 8; of elements if scales are beside words."""
     if BITS == 4:
         four: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
-        pairs = gl.inline_asm_elementwise(WIDEN, OF_WORD, [words], dtype=four, is_pure=True, pack=1)
+        pairs = gl.inline_asm_elementwise(WIDEN, OF_WORD, words, dtype=four, is_pure=True, pack=1)
     else:
         two: gl.constexpr = (gl.int32, gl.int32)
-        pairs = gl.inline_asm_elementwise(WIDEN, OF_WORD, [words], dtype=two, is_pure=True, pack=1)
+        pairs = gl.inline_asm_elementwise(WIDEN, OF_WORD, words, dtype=two, is_pure=True, pack=1)
     return pairs
 
 
@@ -58,7 +60,7 @@ def _sums_of(x, SUM: gl.constexpr, OF_SUM: gl.constexpr, SUMS: gl.constexpr):
 
 @gluon.jit
 def _multiply(upper, lower, x, x_sums, sums, scales, MULTIPLY: gl.constexpr, OF_PRODUCT: gl.constexpr):
-    """Add scaled products of two halves' pairs and 8 tokens to sums `[8, chunks, 4]`; `scales` has offsets, too."""
+    """Add products of two halves' pairs and 8 tokens to sums `[8, chunks, 4]`; by `scales`, with offsets, if any."""
     return gl.inline_asm_elementwise(
         MULTIPLY,
         OF_PRODUCT,
@@ -71,16 +73,22 @@ def _multiply(upper, lower, x, x_sums, sums, scales, MULTIPLY: gl.constexpr, OF_
 
 @gluon.jit
 def _multiply_tile(loaded, xs, x_sums, sums, BITS: gl.constexpr, WIDEN: gl.constexpr, OF_WORD: gl.constexpr,
-                   MULTIPLY: gl.constexpr, OF_PRODUCT: gl.constexpr):  # fmt: skip
+                   MULTIPLY: gl.constexpr, OF_PRODUCT: gl.constexpr, SCALED: gl.constexpr):  # fmt: skip
     """Return sums of all sixteens of rows and eights of tokens with a tile's products, as a tuple."""
     tile, scales, offsets = loaded
     later = ()
     for h in gl.static_range(len(tile) // 2):
-        upper = _widened(tile[2 * h], BITS, WIDEN, OF_WORD)
-        lower = _widened(tile[2 * h + 1], BITS, WIDEN, OF_WORD)
         numbers = scales[2 * h].to(gl.float32), scales[2 * h + 1].to(gl.float32)
         if len(offsets) > 0:
             numbers += (offsets[2 * h].to(gl.float32), offsets[2 * h + 1].to(gl.float32))  # type: ignore[assignment]
+        of_upper, of_lower = (tile[2 * h],), (tile[2 * h + 1],)
+        if SCALED:
+            for i in gl.static_range(len(numbers) // 2):
+                of_upper = of_upper + (numbers[2 * i],)  # type: ignore[assignment]
+                of_lower = of_lower + (numbers[2 * i + 1],)  # type: ignore[assignment]
+            numbers = ()  # type: ignore[assignment]
+        upper = _widened(of_upper, BITS, WIDEN, OF_WORD)
+        lower = _widened(of_lower, BITS, WIDEN, OF_WORD)
         for j in gl.static_range(len(xs)):
             before = sums[h * len(xs) + j]
             some = _multiply(upper, lower, xs[j], x_sums[j], before, numbers, MULTIPLY, OF_PRODUCT)
@@ -133,6 +141,7 @@ def _packed_gemm_kernel(
     BITS: gl.constexpr,
     GROUP: gl.constexpr,  # columns that share a scale
     LONE: gl.constexpr,  # m is 1
+    SCALED: gl.constexpr,  # elements are multiplied, not codes
     EIGHTS: gl.constexpr,  # of tokens
     SIXTEENS: gl.constexpr,  # of rows of the matrix
     SPLITS: gl.constexpr,
@@ -216,7 +225,7 @@ def _packed_gemm_kernel(
             some = token_sums[i] if LONE and BITS == 4 else _sums_of(x, SUM, OF_SUM, SUMS)
             x_sums = x_sums + (some,)  # type: ignore[assignment]
             xs = xs + (x,)  # type: ignore[assignment]
-        sums = _multiply_tile(loaded[i], xs, x_sums, sums, BITS, WIDEN, OF_WORD, MULTIPLY, OF_PRODUCT)
+        sums = _multiply_tile(loaded[i], xs, x_sums, sums, BITS, WIDEN, OF_WORD, MULTIPLY, OF_PRODUCT, SCALED)
     _end(
         sums, scale, row, m, n, residual_ptr, bias_ptr, out_ptr, SPLITS, HAS_RESIDUAL, GATED, ACTIVATION, SIXTEENS,
         BLOCKS, OUT_LAYOUT,
@@ -255,8 +264,12 @@ def packed_gemm(
     assert rows > 0 and rows % MATRIX_ROWS == 0, f"{rows} rows of a program: a multiple of {MATRIX_ROWS} needed"
     bits, name, sums = packed.bits, NAMES[x.dtype], 4 if packed.group < packed.block else 1
     excess = 0.0 if bits == 8 else EXCESS[name] + (0.0 if has_offsets else MIDDLE)
-    has_sums = bool(excess) or has_offsets
+    is_scaled = m > ONCE and sums > 1
+    has_sums = not is_scaled and (bool(excess) or has_offsets)
     of_sum, of_product = operands(bits, sums, has_sums=has_sums, has_offsets=has_offsets)
+    multiply = multiplying(name, bits, sums, excess, has_offsets=has_offsets, is_lone=m == 1)
+    if is_scaled:
+        multiply, of_product = adding(name, bits)
     n, outputs, tiles = weight.shape[0] // sides, rows // sides, -(-k // (packed.block * warps * splits))
     _packed_gemm_kernel[(-(-n // outputs), splits)](
         x_ptr=x if m == 1 else x.view(torch.int32),
@@ -274,6 +287,7 @@ def packed_gemm(
         BITS=bits,
         GROUP=packed.group,
         LONE=m == 1,
+        SCALED=is_scaled,
         EIGHTS=-(-m // 8),
         SIXTEENS=rows // MATRIX_ROWS,
         SPLITS=splits,
@@ -286,11 +300,11 @@ def packed_gemm(
         ACTIVATION=activation,
         PDL=pdl,
         SUMS=sums if has_sums else 0,
-        WIDEN=widening(name, bits),
-        OF_WORD=constraints(bits),
+        WIDEN=scaling(name, bits, has_offsets=has_offsets, numbers=1) if is_scaled else widening(name, bits),
+        OF_WORD=constraints(bits, has_scales=is_scaled, has_offsets=is_scaled and has_offsets, numbers=1),
         SUM=summing(name, bits, sums),
         OF_SUM=of_sum,
-        MULTIPLY=multiplying(name, bits, sums, excess, has_offsets=has_offsets, is_lone=m == 1),
+        MULTIPLY=multiply,
         OF_PRODUCT=of_product,
         TILE_LAYOUT=layouts(warps, bits).tile,
         TOKEN_LAYOUT=layouts(warps, bits).token,

@@ -5,9 +5,10 @@ on the way before the wait for the predecessor. A thread reads 16 bytes of a row
 products of 4 bits or four of 8 (`common.ops.base.packing`). So no code changes threads, and tokens lie as they are. The
 codes of the next block are widened while the matrix unit multiplies one.
 
-Sums begin at zero with each group of columns, and are scaled and added up in fp32. An offset is a factor of the sum of
-the group's tokens, which the matrix unit finds by a product with ones. Groups of less than 64 columns of 8 bits would
-end too many sums. Their codes become elements before the product, rounded once, as `widen` rounds them.
+Sums begin at zero with each block of BLOCK columns, and are scaled and added up in fp32. An offset is a factor of the
+sum of the block's tokens, which the matrix unit finds by a product with ones. Narrower groups would end too many sums.
+Their codes become elements before the product, rounded as `widen` rounds them, and a single sum goes on. So do codes
+with offsets and a gate beside many tokens, whose sums would not fit in registers.
 
 Written in Gluon, as `ring_gemm` is. Hopper only; Triton's interpreter does not run Gluon.
 """
@@ -27,40 +28,25 @@ from common.kernels.base.pdl import wait_for_predecessor
 from common.kernels.products.packed_checks import NAMES, ROW_BYTES, check_packed_product
 from common.kernels.products.tiles.ending import store_product
 from common.kernels.products.tiles.packed_operands import (
+    MIDDLE,
     codes_layout,
     constraints,
     operand_of,
-    parts_of,
     scaling,
     widening,
     words_layout,
 )
 from common.kernels.products.tiles.packed_rings import load_codes, load_tokens, make_rings, norms_of, share_token
 from common.kernels.products.tiles.packed_scales import of_groups, of_words, starts_of_groups
-from common.kernels.products.tiles.ring import ROWS, WARPS, describe, tokens_of_tile
+from common.kernels.products.tiles.ring import MAX_TOKENS, ROWS, WARPS, describe, tokens_of_tile
 
 BLOCK = 128  # columns that are multiplied at once
-MIDDLE = 8  # subtracted from codes of 4 bits without offsets
-SCALED_BELOW = 64  # columns of a group: narrower groups of 8 bits have elements made of codes before the product
+MANY_TOKENS = 32  # beyond, a thread has no registers for sums of gate and up, of a block and of its tokens
 
 
-def part_columns(bits: int, group: int) -> int:
-    """Return the columns of a block that have a sum of their own: a block whose codes are scaled has a single one."""
-    if (bits == 8 and group < SCALED_BELOW) or group % BLOCK == 0:
-        return BLOCK
-    return min(group, BLOCK // 2)
-
-
-def tile_tokens(num_tokens: int, columns: int, *, is_gated: bool, has_offsets: bool) -> int:
-    """Return the tokens of a program, as many as have their sums in registers.
-
-    Beside the sums of gate and of up, those of a part of so many columns and of its inputs take registers. Small parts
-    take more.
-    """
-    many = 64
-    if is_gated:
-        many >>= (columns < BLOCK) + has_offsets
-    return min(tokens_of_tile(num_tokens), many)
+def makes_elements(num_tokens: int, group: int, *, is_gated: bool, has_offsets: bool) -> bool:
+    """Tell whether codes become elements before a product, because that takes fewer instructions or registers."""
+    return group % BLOCK > 0 or (has_offsets and is_gated and num_tokens > MANY_TOKENS)
 
 
 @gluon.jit
@@ -94,7 +80,7 @@ def _next_operand(
 
 @gluon.jit
 def _begin_products(a, x, ones, total, zero, HAS_OFFSETS: gl.constexpr, SCALED: gl.constexpr):
-    """Begin a part's product, added to `total` if SCALED, and with offsets the sum of its tokens: return a tuple."""
+    """Begin a block's product, added to `total` if SCALED, and with offsets the sum of its tokens: return a tuple."""
     if SCALED:
         sums = (warpgroup_mma(a, x, total, is_async=True),)
     else:
@@ -105,15 +91,15 @@ def _begin_products(a, x, ones, total, zero, HAS_OFFSETS: gl.constexpr, SCALED: 
 
 
 @gluon.jit
-def _end_products(total, sums, a, scales, offsets, part: gl.constexpr):
+def _end_products(total, sums, a, scales, offsets):
     """Await what `_begin_products` began; return `total` with it, scaled, and the operand that was made meanwhile."""
     if len(offsets) > 0:
         product, x_sum, a = warpgroup_mma_wait(0, deps=[sums[0], sums[1], a])
-        total = gl.fma(product, scales[part], total)
-        total = gl.fma(x_sum, offsets[part], total)
+        total = gl.fma(product, scales[0], total)
+        total = gl.fma(x_sum, offsets[0], total)
     else:
         product, a = warpgroup_mma_wait(0, deps=[sums[0], a])
-        total = gl.fma(product, scales[part], total) if len(scales) > 0 else product
+        total = gl.fma(product, scales[0], total) if len(scales) > 0 else product
     return total, a
 
 
@@ -121,7 +107,7 @@ def _end_products(total, sums, a, scales, offsets, part: gl.constexpr):
 def _refill(
     weight_desc, x_desc, ring, token_ring, arrived, tokens_arrived, slot, x_slot, row, token, n, first, tile,
     TILES: gl.constexpr, STAGES: gl.constexpr, TOKEN_STAGES: gl.constexpr, BLOCKS: gl.constexpr, SIDES: gl.constexpr,
-    WIDE: gl.constexpr, PARTS: gl.constexpr, CODE_BYTES: gl.constexpr, TOKEN_BYTES: gl.constexpr,
+    WIDE: gl.constexpr, CODE_BYTES: gl.constexpr, TOKEN_BYTES: gl.constexpr,
 ):  # fmt: skip
     """Begin loading what the slots of a multiplied tile hold next, if there is more."""
     if tile + STAGES < TILES:
@@ -132,12 +118,12 @@ def _refill(
         later = first + (tile + TOKEN_STAGES) * BLOCKS
         some = tokens_arrived.index(x_slot)
         mbarrier.expect(some, TOKEN_BYTES)
-        load_tokens(x_desc, token_ring, some, x_slot, token, later, BLOCKS, PARTS)
+        load_tokens(x_desc, token_ring, some, x_slot, token, later, BLOCKS)
 
 
 @gluon.jit(do_not_specialize=["m"])
 def _packed_ring_kernel(
-    x_desc,  # [m, K], tiles of BLOCK_M x 128 / PARTS
+    x_desc,  # [m, K], tiles of BLOCK_M x 128
     x_ptr,  # [K], if HAS_NORM
     norm_ptr,  # [K], if HAS_NORM
     weight_desc,  # [n, K * BITS / 16] numbers, tiles of ROWS x 32; twice the rows if GATED: gate, then up
@@ -153,7 +139,6 @@ def _packed_ring_kernel(
     BITS: gl.constexpr,
     GROUP: gl.constexpr,  # columns that share a scale
     SCALED: gl.constexpr,  # elements are multiplied, not codes
-    PARTS: gl.constexpr,  # of a block, each with sums of its own
     TILES: gl.constexpr,  # of a part of K, of BLOCKS blocks each; the last ones may lie behind K, and are zeros
     STAGES: gl.constexpr,  # slots of codes; at most TILES
     TOKEN_STAGES: gl.constexpr,  # slots of tokens; at most TILES, and as many if HAS_NORM
@@ -181,7 +166,7 @@ def _packed_ring_kernel(
     SOME: gl.constexpr = BLOCKS * SIDES  # blocks of a slot
     WIDE: gl.constexpr = BITS // 4  # tiles of a block
     NUM_GROUPS: gl.constexpr = K // GROUP
-    WIDTH: gl.constexpr = 128 // PARTS
+    WIDTH: gl.constexpr = 128
     CODE_BYTES: gl.constexpr = SOME * WIDE * ROWS * 64
     TOKEN_BYTES: gl.constexpr = BLOCKS * BLOCK_M * 256
     dtype: gl.constexpr = x_desc.dtype
@@ -189,12 +174,12 @@ def _packed_ring_kernel(
         version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, BLOCK_M, 16]
     )
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
-    scale_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, WORDS_LAYOUT))
+    of_groups_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, gl.SliceLayout(4, WORDS_LAYOUT)))
     row = gl.program_id(0) // TOKEN_TILES * ROWS
     token = gl.program_id(0) % TOKEN_TILES * BLOCK_M
     first = gl.program_id(1) * (TILES * BLOCKS)
     ring, token_ring, arrived, tokens_arrived = make_rings(
-        x_desc, weight_desc, STAGES, SOME * WIDE, CODE_BYTES, TOKEN_STAGES, BLOCKS * PARTS,
+        x_desc, weight_desc, STAGES, SOME * WIDE, CODE_BYTES, TOKEN_STAGES, BLOCKS,
         0 if HAS_NORM else TOKEN_BYTES,
     )  # fmt: skip
     for slot in gl.static_range(STAGES):
@@ -204,28 +189,28 @@ def _packed_ring_kernel(
     inside_n = rows < n
     scale_rows, inside = rows, inside_n
     if SCALED:
-        scale_rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, scale_layout))
+        scale_rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, of_groups_layout))
         inside = scale_rows < n
     starts = starts_of_groups(scales_ptr, offsets_ptr, scale_rows, n, first, SIDES, TILES * BLOCKS, NUM_GROUPS, GROUP)
     words, next_words = (), ()
     if SCALED:  # those of the next block are loaded a block ahead
-        words = of_words(scales_ptr, offsets_ptr, starts[0], inside, first, NUM_GROUPS, GROUP, scale_layout)
+        words = of_words(scales_ptr, offsets_ptr, starts[0], inside, first, NUM_GROUPS, GROUP, WIDE, of_groups_layout)
         second = first + 1 // SIDES
         next_words = of_words(
-            scales_ptr, offsets_ptr, starts[1 % SIDES], inside, second, NUM_GROUPS, GROUP, scale_layout
+            scales_ptr, offsets_ptr, starts[1 % SIDES], inside, second, NUM_GROUPS, GROUP, WIDE, of_groups_layout
         )
     mbarrier.wait(arrived.index(0), 0)
     a = operand_of(ring, 0, words, dtype, BITS, WIDEN, CONSTRAINTS, CODES_LAYOUT, WORDS_LAYOUT, operand)
     x_layout: gl.constexpr = gl.BlockedLayout([1, WIDTH // 16], [2, 16], [num_warps, 1], [1, 0])
     norms, scale = (), 1.0
     if HAS_NORM:
-        norms = norms_of(norm_ptr, TOKEN_STAGES * BLOCKS * PARTS, K, WIDTH, x_layout)
+        norms = norms_of(norm_ptr, TOKEN_STAGES * BLOCKS, K, WIDTH, x_layout)
     wait_for_predecessor(PDL)
     if HAS_NORM:
         scale = share_token(token_ring, x_ptr, norms, eps, K, WIDTH, x_layout, num_warps)
     for slot in gl.static_range(0 if HAS_NORM else TOKEN_STAGES):
         some = tokens_arrived.index(slot)
-        load_tokens(x_desc, token_ring, some, slot, token, first + slot * BLOCKS, BLOCKS, PARTS)
+        load_tokens(x_desc, token_ring, some, slot, token, first + slot * BLOCKS, BLOCKS)
 
     ones = gl.full([ROWS, WIDTH], 1.0, dtype, operand)
     zero = gl.zeros([ROWS, BLOCK_M], gl.float32, layout)
@@ -246,30 +231,27 @@ def _packed_ring_kernel(
             if SCALED:
                 these, third = next_words, block + 2 // SIDES
                 next_words = of_words(
-                    scales_ptr, offsets_ptr, starts[i % SIDES], inside, third, NUM_GROUPS, GROUP, scale_layout
+                    scales_ptr, offsets_ptr, starts[i % SIDES], inside, third, NUM_GROUPS, GROUP, WIDE, of_groups_layout
                 )
             else:
-                scales = of_groups(scales_ptr, starts[i % SIDES], inside, block, NUM_GROUPS, GROUP, PARTS)
-                offsets = of_groups(offsets_ptr, starts[i % SIDES], inside, block, NUM_GROUPS, GROUP, PARTS)
-            parts = parts_of(a, PARTS, operand)
-            for part in gl.static_range(PARTS):
-                x = token_ring.index((x_slot * BLOCKS + i // SIDES) * PARTS + part).permute((1, 0))
-                total = acc if i % SIDES == 0 else up_acc
-                sums = _begin_products(parts[part], x, ones, total, zero, len(offsets) > 0, SCALED)
-                if part == 0:
-                    a = _next_operand(
-                        ring, arrived, tokens_arrived, slot, phase, next_slot, next_phase, next_x_slot, next_x_phase,
-                        tile + 1 < TILES, these, i, SOME, HAS_NORM, dtype, BITS, WIDEN, CONSTRAINTS,
-                        CODES_LAYOUT, WORDS_LAYOUT, operand,
-                    )  # fmt: skip
-                total, a = _end_products(total, sums, a, scales, offsets, part)
-                if i % SIDES == 0:
-                    acc = total
-                else:
-                    up_acc = total
+                scales = of_groups(scales_ptr, starts[i % SIDES], inside, block, NUM_GROUPS, GROUP)
+                offsets = of_groups(offsets_ptr, starts[i % SIDES], inside, block, NUM_GROUPS, GROUP)
+            x = token_ring.index(x_slot * BLOCKS + i // SIDES).permute((1, 0))
+            total = acc if i % SIDES == 0 else up_acc
+            sums = _begin_products(a, x, ones, total, zero, len(offsets) > 0, SCALED)
+            a = _next_operand(
+                ring, arrived, tokens_arrived, slot, phase, next_slot, next_phase, next_x_slot, next_x_phase,
+                tile + 1 < TILES, these, i, SOME, HAS_NORM, dtype, BITS, WIDEN, CONSTRAINTS, CODES_LAYOUT,
+                WORDS_LAYOUT, operand,
+            )  # fmt: skip
+            total, a = _end_products(total, sums, a, scales, offsets)
+            if i % SIDES == 0:
+                acc = total
+            else:
+                up_acc = total
         _refill(
             weight_desc, x_desc, ring, token_ring, arrived, tokens_arrived, slot, x_slot, row, token, n, first, tile,
-            TILES, STAGES, TOKEN_STAGES, BLOCKS, SIDES, WIDE, PARTS, CODE_BYTES, TOKEN_BYTES,
+            TILES, STAGES, TOKEN_STAGES, BLOCKS, SIDES, WIDE, CODE_BYTES, TOKEN_BYTES,
         )  # fmt: skip
         slot, phase, x_slot, x_phase = next_slot, next_phase, next_x_slot, next_x_phase
 
@@ -313,12 +295,12 @@ def packed_ring(
     )
     assert block_k % BLOCK == 0 and min(stages, token_stages) > 1, f"{block_k} columns, {stages}, {token_stages} slots"
     (m, k), bits, is_gated, has_offsets = x.shape, packed.bits, activation is not None, offsets is not None
-    columns, is_scaled = part_columns(bits, packed.group), bits == 8 and packed.group < SCALED_BELOW
-    block_m = tile_tokens(m, columns, is_gated=is_gated, has_offsets=has_offsets and not is_scaled)
+    is_scaled = makes_elements(m, packed.group, is_gated=is_gated, has_offsets=has_offsets)
+    block_m = min(tokens_of_tile(m), MAX_TOKENS)
     n, tiles, token_tiles = weight.shape[0] // (2 if is_gated else 1), -(-k // (block_k * splits)), -(-m // block_m)
     name, middle = NAMES[x.dtype], 0 if has_offsets else MIDDLE
     _packed_ring_kernel[(-(-n // ROWS) * token_tiles, splits)](
-        x_desc=describe(x, [block_m, columns]),
+        x_desc=describe(x, [block_m, BLOCK]),
         weight_desc=describe(weight.view(torch.int16), [ROWS, ROW_BYTES // 2]),
         x_ptr=x,
         norm_ptr=x if norm is None else norm,
@@ -334,7 +316,6 @@ def packed_ring(
         BITS=bits,
         GROUP=packed.group,
         SCALED=is_scaled,
-        PARTS=BLOCK // columns,
         TILES=tiles,
         STAGES=min(stages, tiles),
         TOKEN_STAGES=tiles if norm is not None else min(token_stages, tiles),
@@ -348,10 +329,10 @@ def packed_ring(
         GATED=is_gated,
         ACTIVATION=activation,
         PDL=pdl,
-        WIDEN=scaling(name, has_offsets=has_offsets) if is_scaled else widening(name, bits, middle),
+        WIDEN=scaling(name, bits, has_offsets=has_offsets) if is_scaled else widening(name, bits, middle),
         CONSTRAINTS=constraints(bits, has_scales=is_scaled, has_offsets=is_scaled and has_offsets),
         CODES_LAYOUT=codes_layout(),
-        WORDS_LAYOUT=words_layout(),
+        WORDS_LAYOUT=words_layout(max(packed.block // packed.group, 1)),
         num_warps=WARPS,
         launch_pdl=pdl,
     )

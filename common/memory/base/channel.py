@@ -6,7 +6,6 @@ A channel never waits. Unsent frames are kept, up to a bound; an incomplete fram
 import array
 import os
 import socket
-import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -23,7 +22,6 @@ READ_AT_ONCE_BYTES = 4 * READ_BYTES
 MAX_UNSENT_BYTES = 4 * MAX_FRAME_BYTES
 """Unread bytes after which the other end counts as gone."""
 MAX_DESCRIPTORS = 16
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Gone(Exception):
@@ -66,7 +64,10 @@ class Channel:
         try:
             while self.unsent:
                 data, descriptor = self.unsent[0]
-                num_sent = self._send(data, descriptor)
+                if descriptor is None:
+                    num_sent = self.connection.send(data)
+                else:
+                    num_sent = socket.send_fds(self.connection, [data], [descriptor])
                 self.unsent.popleft()
                 self.num_unsent_bytes -= num_sent
                 if num_sent < len(data):
@@ -104,12 +105,6 @@ class Channel:
             os.close(self.descriptors.popleft())
         self.connection.close()
 
-    def _send(self, data: memoryview, descriptor: int | None) -> int:
-        """Return the number of bytes sent."""
-        if descriptor is None:
-            return self.connection.send(data)
-        return socket.send_fds(self.connection, [data], [descriptor])
-
     def _read(self) -> bool:
         """Read arrived bytes; return False at the end of the connection."""
         num_read = 0
@@ -145,11 +140,3 @@ def _brings_one(message: Message) -> bool:
     return isinstance(message, MemoryHello | StagingRegion) or (
         isinstance(message, WeightsRegion | PoolRegion) and not message.handle
     )
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int, int]:
-    """Return process, user and group ids of the process at the other end of a unix socket."""
-    process, user, group = _CREDENTIALS.unpack(
-        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    return process, user, group

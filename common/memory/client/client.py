@@ -7,12 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from common.base.errors import ConfigError, MemoryLost
-from common.memory.base.slots import Slots
 from common.memory.client.connection import Arrived, Connection
-from common.memory.client.stager import Stager
 from common.wire.messages.memory import (
     MemoryHello,
     MemoryMessage,
@@ -65,35 +63,6 @@ class PoolClaim(Claim):
 
     pool_id: int
     shape: PoolShape
-
-
-class Witness(Protocol):
-    """A connection on which claims live, asked whether they stood."""
-
-    def ask(self) -> int:
-        """Ask the memory server; return the number of the question."""
-        ...
-
-    def has_answered(self, question: int) -> bool:
-        """Tell whether the server has answered, so that claims stood when the question was asked."""
-        ...
-
-    def lose(self, problem: str) -> None:
-        """Give the connection up."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LentClaim(PoolClaim):
-    """A pool on another host, lent by an agent of NIXL, itself or through staging."""
-
-    metadata: bytes  # of the agent
-    address: int  # of the lent memory, in the agent's process
-    num_lent_bytes: int  # of that memory
-    ucx_transports: str
-    witness: Witness
-    slots: Slots | None = None  # of staging, if that is lent rather than the pool
-    open_stager: Callable[[], Stager] | None = None  # for the thread that stages
 
 
 class MemoryClient:

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common.base.errors import ConfigError, MemoryLost
-from common.memory.base.channel import Channel, Gone, peer_of
+from common.memory.base.channel import Channel, Gone
 from common.wire.messages.memory import MemoryHello, MemoryMessage, MemoryRefused, MemoryVisit
 from common.wire.messages.worker import Message
+from common.wire.transport.endpoints import peer_of
 
 ASK_S = 1.0
 MAX_UNANSWERED = 10

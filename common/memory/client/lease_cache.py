@@ -37,7 +37,7 @@ from common.wire.messages.memory import (
     PromptUnwanted,
     PromptWanted,
 )
-from common.wire.values.block_key import keys_in_groups, pack_keys
+from common.wire.values.block_key import keys_in_group, pack_keys
 from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape, are_enough, shown
@@ -119,7 +119,7 @@ class LeaseCache(HeldBlocks):
         self.references.add(block_ids, generations)
         keys = pack_keys(digests)
         if len(self.capacity) > 1:
-            keys = keys_in_groups(keys, self.shape.groups_of(np.array(block_ids, np.int32)))
+            keys = keys_in_group(keys, self.shape.groups_of(np.array(block_ids, np.int32)))
         self._send(BlocksSealed(pack_ids(block_ids), generations.tobytes(), keys))
 
     def want_prompt(

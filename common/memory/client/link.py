@@ -1,46 +1,16 @@
 """Link of a worker to a memory server, which never raises: a loss sets `problem`, and later messages are dropped."""
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable
 
 from common.base.errors import MemoryLost
 from common.memory.base.channel import MAX_UNSENT_BYTES
-from common.memory.client.connection import Arrived
-from common.wire.messages.memory import MemoryKnock, MemoryMessage
+from common.memory.client.connection import Connection
+from common.memory.client.gate_connection import GateConnection
+from common.wire.messages.memory import KVDeclined, KVOffer, MemoryKnock, MemoryMessage
 
 MANY_UNSENT_BYTES = MAX_UNSENT_BYTES // 16
 """Bound for new work; launched steps add far less than the rest up to the channel's limit."""
-
-
-class Linked(Protocol):
-    """A connection to a memory server: `Connection` within a host, or a visit to another."""
-
-    @property
-    def ask_s(self) -> float: ...
-
-    @property
-    def max_unanswered(self) -> int: ...
-
-    @property
-    def is_sending(self) -> bool: ...
-
-    @property
-    def num_unsent_bytes(self) -> int: ...
-
-    @property
-    def has_ended(self) -> bool: ...
-
-    @property
-    def pollable(self) -> Any: ...
-
-    def send(self, message: MemoryMessage) -> None: ...
-
-    def receive(self) -> Iterator[Arrived]: ...
-
-    def problem(self, what: str) -> str: ...
-
-    def close(self) -> None: ...
 
 
 class ServerLink:
@@ -49,7 +19,7 @@ class ServerLink:
     `problem` is the reason of a loss, or "".
     """
 
-    def __init__(self, connection: Linked, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, connection: Connection | GateConnection, clock: Callable[[], float] = time.monotonic) -> None:
         self.connection, self.problem, self._clock = connection, "", clock
         self._is_told = False
         self._received_s = self._asked_s = clock()
@@ -63,6 +33,10 @@ class ServerLink:
                     self.connection.send(message)
                 except MemoryLost as lost:
                     self.lose(str(lost))
+
+    def decline(self, offer: KVOffer) -> None:
+        """Decline an offer, so the server may lease its blocks."""
+        self.send(KVDeclined(offer.request_id, offer.attempt))
 
     def keep_alive(self) -> None:
         """Ask whether the server is alive, when due; a long silence is a loss."""

@@ -11,11 +11,13 @@ been leased again. Within a host an end is seen at once; of another host an answ
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.base.errors import ConfigError, MemoryLost
 from common.memory.base.nixl_agent import ucx_transports
-from common.memory.client.client import LentClaim, PoolClaim
+from common.memory.base.slots import Slots
+from common.memory.client.client import PoolClaim
 from common.memory.client.connection import Connection
 from common.memory.client.gate_connection import Gate, GateConnection
 from common.memory.client.link import ServerLink
@@ -24,7 +26,6 @@ from common.wire.messages.gates import PoolLent
 from common.wire.messages.memory import (
     BlocksFreed,
     KVAccepted,
-    KVDeclined,
     KVOffer,
     KVReceived,
     MemoryKnock,
@@ -105,12 +106,12 @@ class PeerPoolClient(ServerLink):
         super().send(*messages)
 
     def ask(self) -> int:
-        """See `Witness`."""
+        """Ask the memory server whether claims stand; return the number of the question."""
         self.send(MemoryKnock())
         return self._num_asked
 
     def has_answered(self, question: int) -> bool:
-        """See `Witness`."""
+        """Tell whether the server has answered, so that claims stood when the question was asked."""
         self.poll()
         return self._num_answered >= question and not self.problem
 
@@ -121,10 +122,6 @@ class PeerPoolClient(ServerLink):
     def accept(self, offer: KVOffer) -> None:
         """Claim the blocks of an offer; their bytes stay valid until `free` or the end of the connection."""
         self.send(KVAccepted(offer.request_id, offer.attempt))
-
-    def decline(self, offer: KVOffer) -> None:
-        """Decline an offer, so the server may lease its blocks."""
-        self.send(KVDeclined(offer.request_id, offer.attempt))
 
     def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes], first: int = 0) -> None:
         """Ask for blocks of a text's places from `first` on, by their digests; a `PromptBlocks` answers."""
@@ -193,3 +190,16 @@ class PeerPoolClient(ServerLink):
                 b"", None, claim.num_bytes, claim.pool_id, claim.shape,
                 lent.metadata, lent.address, lent.num_bytes, transports, self, self._place.slots, self._stager,
             )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LentClaim(PoolClaim):
+    """A pool on another host, lent by an agent of NIXL, itself or through staging."""
+
+    metadata: bytes  # of the agent
+    address: int  # of the lent memory, in the agent's process
+    num_lent_bytes: int  # of that memory
+    ucx_transports: str
+    witness: PeerPoolClient  # on whose connection the claim lives
+    slots: Slots | None = None  # of staging, if that is lent rather than the pool
+    open_stager: Callable[[], Stager] | None = None  # for the thread that stages

@@ -147,10 +147,6 @@ class SharedPool(ServerLink):
         block_ids = np.frombuffer(offer.block_ids, np.int32)
         return set(block_ids[unpack_flags(offer.are_sealed, len(block_ids))].tolist())
 
-    def decline(self, offer: KVOffer) -> None:
-        """Decline an offer, so the server may lease its blocks."""
-        self.send(KVDeclined(offer.request_id, offer.attempt))
-
     def leave(self) -> None:
         """Give all blocks to others, except blocks that launched steps may still write; call last of all."""
         block_ids = self.leases.in_use

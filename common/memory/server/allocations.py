@@ -7,7 +7,6 @@ refused: no room ever, or not within `PATIENCE_S`; the client is dropped.
 
 import logging
 import time
-from collections.abc import Callable
 
 from common.base.errors import MemoryShort
 from common.memory.base.channel import Gone
@@ -16,7 +15,7 @@ from common.memory.blocks.pool import User
 from common.memory.devices.backing import gb
 from common.memory.server.connections import Client
 from common.memory.server.pools import Pools
-from common.memory.server.regions import RegionKey, Regions
+from common.memory.server.regions import Regions
 from common.wire.messages.memory import MemoryRefused, PoolWanted, RegionState, WeightsWanted
 from common.wire.values.pool_shape import shown
 
@@ -29,12 +28,12 @@ PATIENCE_S = 30.0
 class Allocations:
     """Requests of all clients for memory; a client waits for at most one."""
 
-    def __init__(self, regions: Regions, pools: Pools, clock: Callable[[], float] = time.monotonic) -> None:
-        self.regions, self.pools, self._clock = regions, pools, clock
+    def __init__(self, regions: Regions, pools: Pools) -> None:
+        self.regions, self.pools = regions, pools
 
     def add(self, client: Client, message: WeightsWanted | PoolWanted) -> list[Answer]:
         """Try to grant a client's request, or let the client wait; raises Gone."""
-        client.wanted, client.wanted_until_s = message, self._clock() + PATIENCE_S
+        client.wanted, client.wanted_until_s = message, time.monotonic() + PATIENCE_S
         return self.grant(client)
 
     def grant(self, client: Client) -> list[Answer]:
@@ -44,7 +43,7 @@ class Allocations:
         try:
             answers = self._pool(client, wanted) if isinstance(wanted, PoolWanted) else self._weights(client, wanted)
         except MemoryShort as short:
-            if short.is_for_good or self._clock() > client.wanted_until_s:
+            if short.is_for_good or time.monotonic() > client.wanted_until_s:
                 waited = "" if short.is_for_good else f", for {PATIENCE_S:.0f} s"
                 reason = refusal(f"{short}{waited}", wanted, self.regions, self.pools)
                 client.channel.send(MemoryRefused(reason))
@@ -67,11 +66,10 @@ class Allocations:
         return answers
 
     def _weights(self, client: Client, wanted: WeightsWanted) -> list[Answer]:
-        key = RegionKey(wanted.fingerprint, wanted.layout, wanted.num_bytes)
-        answer = self.regions.want(client.number, key)
-        state = self.regions.regions[key].state_for(client.number)
+        answer = self.regions.want(client.number, wanted)
+        state = self.regions.regions[wanted].state_for(client.number)
         what = {RegionState.EMPTY: "fills", RegionState.FILLING: "waits for", RegionState.FILLED: "maps"}[state]
-        logger.info("%s %s %.2f GB of weights of %s", client, what, key.num_bytes / 1e9, key.fingerprint)
+        logger.info("%s %s %.2f GB of weights of %s", client, what, wanted.num_bytes / 1e9, wanted.fingerprint)
         return [answer]
 
 

@@ -7,8 +7,7 @@ import socket
 from pathlib import Path
 
 from common.base.errors import ConfigError
-from common.memory.base.channel import peer_of
-from common.wire.transport.endpoints import is_served
+from common.wire.transport.endpoints import is_served, peer_of
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
 
 from common.memory.blocks.answers import ProtocolError
 
@@ -18,8 +17,8 @@ class Processes:
         settle_s: time for which a process may still write after its end.
     """
 
-    def __init__(self, settle_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.settle_s, self._clock = settle_s, clock
+    def __init__(self, settle_s: float) -> None:
+        self.settle_s = settle_s
         self._pidfds: dict[int, int] = {}
         self._leaving: dict[int, float | None] = {}  # end of the process, None if it lives
         self._ends = select.epoll()
@@ -45,7 +44,7 @@ class Processes:
 
     def over(self) -> list[int]:
         """Return clients whose processes have ended and settled, each once."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         ended = {pidfd for pidfd, _ in self._ends.poll(0)}
         for client, since_s in self._leaving.items():
             if since_s is None and self._pidfds[client] in ended:

@@ -13,27 +13,18 @@ equal places: a region is shared only under equal fingerprint and layout.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from common.base.errors import MemoryShort
 from common.memory.blocks.answers import Answer, ProtocolError
 from common.memory.devices.backing import Backing, Memory
-from common.wire.messages.memory import RegionState, WeightsFilled, WeightsProgress, WeightsRegion
-
-
-class RegionKey(NamedTuple):
-    """Identity of weights: equal keys mean equal bytes."""
-
-    fingerprint: str
-    layout: str
-    num_bytes: int
+from common.wire.messages.memory import RegionState, WeightsFilled, WeightsProgress, WeightsRegion, WeightsWanted
 
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """A region of weights; until filled, its first user is the filler."""
+    """A region of weights; until filled, its first user is the filler. Equal wants mean equal bytes."""
 
-    key: RegionKey
+    key: WeightsWanted
     memory: Memory
     users: list[int] = field(default_factory=list)
     num_filled: int = 0
@@ -56,7 +47,7 @@ class Regions:
     def __init__(self, backing: Backing, log: Callable[[str], None] = lambda text: None) -> None:
         self.backing = backing
         self.log = log
-        self.regions: dict[RegionKey, Region] = {}  # open to new clients
+        self.regions: dict[WeightsWanted, Region] = {}  # open to new clients
         self.of_client: dict[int, Region] = {}
 
     @property
@@ -64,7 +55,7 @@ class Regions:
         """Bytes of all regions, filled or not, used or not."""
         return sum(region.memory.num_bytes for region in self._all())
 
-    def want(self, client: int, key: RegionKey) -> Answer:
+    def want(self, client: int, key: WeightsWanted) -> Answer:
         """Give a region to a client; raises MemoryShort if there is no room even without unused regions.
 
         The caller may try again. Raises ProtocolError for a second region.

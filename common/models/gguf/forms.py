@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from common.checkpoint.gguf.header import StoredTensor
 from common.models.gguf.names import place_of
-from common.models.quantization.kept import widest
+from common.models.quantization.kept import held_integers
 from common.models.sizes.codes import PAIRS, Codes
-from common.models.sizes.quantized import HEAD, TABLE, is_of_experts, is_product
+from common.models.sizes.quantized import HEAD, TABLE, is_product, with_whole_experts
 from common.models.sizes.stacks import Stack, Stacks
 
 HALF = "float16"
@@ -29,17 +29,13 @@ def kept_blocks(stacks: Stacks, tensors: Mapping[str, StoredTensor]) -> dict[str
 
     A head that is the input's table is held beside it, because a step reads all of it, and only few rows of the table.
     """
-    chosen = {name: stack for name, stack in stacks.items() if _may_stay(name)}
+    chosen = {name: stack for name, stack in stacks.items() if name == HEAD or is_product(name)}
     chosen.setdefault(HEAD, stacks[TABLE])
-    found = {name: _form(stack, tensors) for name, stack in chosen.items()}
-    return {name: form for name, form in found.items() if form is not None}
+    found = {name: _form(name, stack, tensors) for name, stack in chosen.items()}
+    return with_whole_experts({name: form for name, form in found.items() if form is not None})
 
 
-def _may_stay(name: str) -> bool:
-    return name == HEAD or (is_product(name) and not is_of_experts(name))
-
-
-def _form(stack: Stack, tensors: Mapping[str, StoredTensor]) -> Codes | None:
+def _form(name: str, stack: Stack, tensors: Mapping[str, StoredTensor]) -> Codes | None:
     names = [place_of(piece.checkpoint_name).name for piece in stack.pieces]
     forms = (FORMS.get(tensors[name].type.name) if name in tensors else None for name in names)
-    return widest(forms, stack.elements[1])
+    return held_integers(name, stack, forms)

@@ -79,4 +79,6 @@ def expert_weights(experts: Experts, tensors: LayerTensors) -> ExpertWeights:
         down_bias=of_each("down_bias"),
         gate_up_scales=of_each("gate_up_scales"),
         down_scales=of_each("down_scales"),
+        gate_up_offsets=of_each("gate_up_offsets"),
+        down_offsets=of_each("down_offsets"),
     )

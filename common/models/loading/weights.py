@@ -25,6 +25,7 @@ from common.models.quantization.packed_part import PackedPart, Target
 from common.models.quantization.rules import Quantization
 from common.models.quantization.stored import PackedMatrix, StoredTensor
 from common.models.sizes.codes import Codes
+from common.models.sizes.quantized import is_of_experts
 from common.models.sizes.stacks import OFFSETS, SCALES, Piece, Stack, Stacks
 
 logger = logging.getLogger(__name__)
@@ -198,8 +199,9 @@ def _targets(piece: Piece, target: Tensor | Held, scales: Tensor | None, *, keep
         keeps_codes: these are the checkpoint's; else rows are quantized anew.
     """
     if len(piece.shape) == 3:
-        assert isinstance(target, Tensor), "stacked matrices are no integers in groups"
         num, num_rows, width = piece.shape
+        if isinstance(target, Held):
+            return [Target(0, num_rows, matrix, None, keeps_codes) for matrix in target.matrices(num)]
         of_each = (None,) * num if scales is None else scales.view(num, -1, scales.shape[-1]).unbind()
         stacked = zip(target.view(num, num_rows, width).unbind(), of_each, strict=True)
         return [Target(0, num_rows, matrix, of_matrix, keeps_codes) for matrix, of_matrix in stacked]
@@ -219,7 +221,7 @@ def place_in(
     if stack.form.is_integers:
         codes, scales, offsets = (None if each is None else _rows_in(each, piece) for each in (tensors[name], *beside))
         assert codes is not None and scales is not None, "codes have scales"
-        return Held(codes, scales, offsets), None
+        return Held(codes, scales, offsets, in_quarters=is_of_experts(name)), None
     scales, each = beside[0], stack.form.rows
     assert scales is not None, "codes have scales"
     scales = scales[piece.begin // each : -(-(piece.begin + piece.num_rows) // each)]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from common.ops.base import pack
+from common.ops.base import pack, pack_quarters
 
 MIDDLE = 8
 """Added to signed codes of 4 bits where they are packed."""
@@ -48,6 +48,7 @@ class Held(NamedTuple):
     codes: Tensor  # packed: int8 [..., width], or of 4 bits uint8 [..., width / 2]
     scales: Tensor  # [..., groups], as many as the rows' own groups or a multiple of them
     offsets: Tensor | None = None  # as the scales
+    in_quarters: bool = False  # codes of 4 bits are packed as those of experts
 
     @property
     def width(self) -> int:
@@ -56,7 +57,17 @@ class Held(NamedTuple):
 
     def part(self, rows: slice | int) -> "Held":
         """Return some rows, or one entry of the first dimension."""
-        return Held(self.codes[rows], self.scales[rows], None if self.offsets is None else self.offsets[rows])
+        offsets = None if self.offsets is None else self.offsets[rows]
+        return self._replace(codes=self.codes[rows], scales=self.scales[rows], offsets=offsets)
+
+    def matrices(self, num: int) -> Iterator["Held"]:
+        """Yield equally large matrices whose rows stand one behind the other."""
+        codes, scales, offsets = (
+            None if each is None else each.view(num, -1, each.shape[-1])
+            for each in (self.codes, self.scales, self.offsets)
+        )
+        assert codes is not None and scales is not None
+        return map(self._replace(codes=codes, scales=scales, offsets=offsets).part, range(num))
 
     def split(self, max_elements: int) -> Iterator["Held"]:
         """Yield pieces of at most `max_elements`, or of a row."""
@@ -75,7 +86,8 @@ class Held(NamedTuple):
             if offsets is None:
                 codes, offsets = codes + MIDDLE, rows.scales * -MIDDLE
             codes = codes.view(torch.uint8)
-        self.codes.copy_(pack(codes).view(self.codes.shape))
+        packed = pack_quarters(codes) if self.in_quarters else pack(codes)
+        self.codes.copy_(packed.view(self.codes.shape))
         self.scales.copy_(_spread(rows.scales, self.scales))
         if self.offsets is not None:
             self.offsets.copy_(_spread(torch.zeros_like(rows.scales) if offsets is None else offsets, self.offsets))
@@ -94,7 +106,7 @@ def elements_of(target: Tensor | Held) -> int:
 
 def bytes_of(target: Tensor | Held) -> int:
     """Return the bytes of a target."""
-    held = (target,) if isinstance(target, Tensor) else target
+    held = (target,) if isinstance(target, Tensor) else (target.codes, target.scales, target.offsets)
     return sum(each.numel() * each.itemsize for each in held if each is not None)
 
 

@@ -12,7 +12,7 @@ from common.models.quantization.formats import FP8, INT8, Scaled
 from common.models.quantization.stored import PackedMatrix
 from common.models.quantization.words import Awq, Gptq, Marlin, PackedRows
 from common.models.sizes.codes import BLOCK, PAIRS, Codes
-from common.models.sizes.quantized import EXPERTS, HEAD, is_of_experts, is_product
+from common.models.sizes.quantized import HEAD, is_of_experts, is_product, with_whole_experts
 from common.models.sizes.stacks import Piece, Stack, Stacks
 
 Matrices = Mapping[str, tuple[PackedMatrix, ...]]
@@ -36,12 +36,7 @@ def kept_codes(stacks: Stacks, stored: Collection[str], matrices: Matrices) -> d
     for name, stack in stacks.items():
         if (is_product(name) or name == HEAD) and (form := _form(name, stack, stack.pieces_of(held), matrices)):
             found[name] = form
-    return {name: form for name, form in found.items() if not is_of_experts(name) or _is_whole(name, found)}
-
-
-def _is_whole(name: str, found: Collection[str]) -> bool:
-    """Tell whether all matrices of a layer's experts are found."""
-    return all(f"{name.rpartition('.')[0]}.{each}" in found for each in EXPERTS)
+    return with_whole_experts(found)
 
 
 def _form(name: str, stack: Stack, pieces: list[Piece], matrices: Matrices) -> Codes | None:
@@ -50,9 +45,9 @@ def _form(name: str, stack: Stack, pieces: list[Piece], matrices: Matrices) -> C
         return None
     of_pieces = [matrices[piece.checkpoint_name][0] for piece in pieces]
     codes = None if name == HEAD else _codes(pieces, of_pieces, of_experts=is_of_experts(name))
-    if codes is not None or is_of_experts(name) or any(piece.order is not None for piece in pieces):
+    if codes is not None or any(piece.order is not None for piece in pieces):
         return codes
-    return widest((_integers(each) for each in of_pieces), stack.elements[1])
+    return held_integers(name, stack, map(_integers, of_pieces))
 
 
 def _codes(pieces: list[Piece], matrices: list[PackedMatrix], *, of_experts: bool) -> Codes | None:
@@ -101,6 +96,12 @@ def _integers(matrix: PackedMatrix) -> Codes | None:
     if has_offsets(matrix):
         return Codes(dtype, 1, group or matrix.width, "float32", "float32")
     return Codes(dtype, 1, group or matrix.width, "float16" if fits_float16(matrix) else "float32")
+
+
+def held_integers(name: str, stack: Stack, forms: Iterable[Codes | None]) -> Codes | None:
+    """Return the form of integers that holds the matrices of a stack, or None; of experts only codes of 4 bits."""
+    form = widest(forms, stack.elements[1])
+    return None if form is not None and form.dtype != PAIRS and is_of_experts(name) else form
 
 
 def widest(forms: Iterable[Codes | None], width: int) -> Codes | None:

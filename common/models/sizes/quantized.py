@@ -24,15 +24,29 @@ and the head, routers, and the matrix that keys and values are expanded from lat
 def quantized(stacks: Stacks, scheme: str) -> Stacks:
     """Return stacks in which each row of a layer's products is held in codes, with scales beside them.
 
-    Rows that are no multiple of a form's groups stay plain, and experts do in groups of integers.
+    Rows that are no multiple of a form's groups stay plain.
     """
     form = SCHEMES[scheme]
-    products = [name for name, stack in stacks.items() if is_product(name) and _fits(name, stack, form)]
-    return _in_codes(stacks, dict.fromkeys(products, form), are_kept=False)
+    products = [name for name, stack in stacks.items() if is_product(name) and _fits(stack, form)]
+    return _in_codes(stacks, with_whole_experts(dict.fromkeys(products, form)), are_kept=False)
 
 
-def _fits(name: str, stack: Stack, form: Codes) -> bool:
-    return not form.is_integers or (stack.elements[-1] % form.columns == 0 and not is_of_experts(name))
+def _fits(stack: Stack, form: Codes) -> bool:
+    """Tell whether rows are groups of a form, and stand in the file as rows, whatever form it has of the stack."""
+    if not form.is_integers:
+        return True
+    orders = (piece.order for pieces in stack.forms for piece in pieces if piece.order is not None)
+    return stack.elements[-1] % form.columns == 0 and all(each.file[-1] == len(each.view) - 1 for each in orders)
+
+
+def with_whole_experts(forms: Mapping[str, Codes]) -> dict[str, Codes]:
+    """Return forms without those of experts in whose layer another matrix of experts has none, or one of 8 bits."""
+
+    def is_whole(name: str) -> bool:
+        of_layer = [forms.get(f"{name.rpartition('.')[0]}.{each}") for each in EXPERTS]
+        return None not in of_layer and len({each.dtype == PAIRS for each in of_layer if each is not None}) == 1
+
+    return {name: form for name, form in forms.items() if not is_of_experts(name) or is_whole(name)}
 
 
 def with_head(stacks: Stacks, scheme: str) -> Stacks:
@@ -87,9 +101,10 @@ def widening_bytes(stacks: Stacks, element_bytes: int) -> int:
     """Return the bytes moved to make a layer's integers in groups plain, with elements of `element_bytes`.
 
     Codes, scales and offsets are read, and elements are written; products read these as they read plain matrices.
+    Integers of experts are widened in registers.
     """
     grouped = {name: each for name, each in stacks.items() if each.form and each.form.is_integers}
-    grouped = {name: each for name, each in grouped.items() if not name.startswith(HEAD)}
+    grouped = {name: each for name, each in grouped.items() if not (name.startswith(HEAD) or is_of_experts(name))}
     elements = sum(math.prod(stack.elements) for stack in filter(is_quantized, grouped.values()))
     return 2 * element_bytes * elements - saved_bytes(grouped, element_bytes)
 
@@ -100,5 +115,5 @@ def is_product(name: str) -> bool:
 
 
 def is_of_experts(name: str) -> bool:
-    """Tell whether a stack is of the matrices of a layer's experts, or of their scales."""
-    return name.removesuffix(SCALES).rpartition(".")[2] in EXPERTS
+    """Tell whether a stack is of the matrices of a layer's experts, or of their scales or offsets."""
+    return name.removesuffix(SCALES).removesuffix(OFFSETS).rpartition(".")[2] in EXPERTS

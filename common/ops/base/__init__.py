@@ -17,6 +17,8 @@ from common.ops.base.operations import RowsWork as RowsWork
 from common.ops.base.operations import StateWork as StateWork
 from common.ops.base.packing import pack as pack
 from common.ops.base.packing import unpack as unpack
+from common.ops.base.quarters import pack_quarters as pack_quarters
+from common.ops.base.quarters import unpack_quarters as unpack_quarters
 from common.ops.base.weight import BLOCK as BLOCK
 from common.ops.base.weight import Scheme as Scheme
 from common.ops.base.weight import Weight as Weight

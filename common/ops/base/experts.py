@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from common.base.activation import Activation
@@ -41,7 +42,8 @@ class ExpertWeights:
     """Matrices of all experts; the shared experts are the last.
 
     With scales of bytes, matrices are in MXFP4: uint8 of half the width, and a scale for each 32 values along a row.
-    With scales in fp32, they are codes of 8 bits, as a `Weight` has them, but activations stay as they are.
+    With scales in a float, matrices of uint8 are codes of 4 bits, packed by `pack_quarters`. Their scales and offsets
+    are those of groups, as a `Weight` has them. Other matrices are codes of 8 bits. Activations stay as they are.
     """
 
     gate_up: Tensor  # [num, 2 * inner, hidden], gate first
@@ -49,10 +51,10 @@ class ExpertWeights:
     activation: Activation
     gate_up_bias: Tensor | None = None  # [num, 2 * inner]
     down_bias: Tensor | None = None  # [num, hidden]
-    gate_up_scales: Tensor | None = (
-        None  # [num, 2 * inner, hidden / 32] uint8; of codes fp32, as `ExpertMatrix` has them
-    )
-    down_scales: Tensor | None = None  # [num, hidden, inner / 32] uint8; of codes fp32
+    gate_up_scales: Tensor | None = None  # [num, 2 * inner, hidden / 32] uint8; of codes, as `ExpertMatrix` has them
+    down_scales: Tensor | None = None  # [num, hidden, inner / 32] uint8; of codes, as `ExpertMatrix` has them
+    gate_up_offsets: Tensor | None = None  # as the scales, of codes of 4 bits
+    down_offsets: Tensor | None = None  # alike
 
     @property
     def num(self) -> int:
@@ -68,8 +70,13 @@ class ExpertWeights:
 
     @property
     def gate_up_matrix(self) -> ExpertMatrix:
-        return ExpertMatrix(self.gate_up, self.gate_up_scales, self.gate_up_bias)
+        return _matrix(self.gate_up, self.gate_up_scales, self.gate_up_bias, self.gate_up_offsets)
 
     @property
     def down_matrix(self) -> ExpertMatrix:
-        return ExpertMatrix(self.down, self.down_scales, self.down_bias)
+        return _matrix(self.down, self.down_scales, self.down_bias, self.down_offsets)
+
+
+def _matrix(data: Tensor, scales: Tensor | None, bias: Tensor | None, offsets: Tensor | None) -> ExpertMatrix:
+    is_int4 = scales is not None and data.dtype == torch.uint8 and scales.is_floating_point()
+    return ExpertMatrix(data, scales, bias, offsets, is_int4)

@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from common.base.routing import Route, Score
-from common.ops.base import ExpertWeights, Router, Routing, Weight
+from common.kernels.base.expert_operands import ExpertMatrix, Form
+from common.ops.base import ExpertWeights, Router, Routing, Weight, unpack_quarters
 from common.ops.reference.layers import gate_mul
 from common.ops.reference.mxfp4 import from_mxfp4
-from common.ops.reference.products import dequantized
+from common.ops.reference.products import MIDDLE, dequantized
 
 
 def route(x: Tensor, router: Router, present: Tensor) -> Routing:
@@ -63,12 +64,8 @@ def experts(x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
         if expert < 0:
             continue
         tokens, slots = torch.where(routing.experts == expert)
-        gate_up_bias, down_bias = (
-            None if bias is None else bias[expert] for bias in (weights.gate_up_bias, weights.down_bias)
-        )
-        gate_up = _product(x[tokens], weights.gate_up[expert], weights.gate_up_scales, expert, gate_up_bias)
-        inner = gate_mul(gate_up, weights.activation)
-        output = _product(inner, weights.down[expert], weights.down_scales, expert, down_bias).float()
+        inner = gate_mul(_product(x[tokens], weights.gate_up_matrix, expert), weights.activation)
+        output = _product(inner, weights.down_matrix, expert).float()
         outputs[tokens, slots] = output * routing.weights[tokens, slots, None]
     total: Tensor = outputs[:, 0]
     for slot in range(1, num_slots):
@@ -76,11 +73,29 @@ def experts(x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
     return total
 
 
-def _product(x: Tensor, data: Tensor, scales: Tensor | None, expert: int, bias: Tensor | None) -> Tensor:
+def _product(x: Tensor, matrix: ExpertMatrix, expert: int) -> Tensor:
     """Return the product with an expert's matrix, in the dtype of `x`; elements of codes are not rounded."""
-    if scales is None:
-        return functional.linear(x, data, bias)
-    if scales.dtype == torch.uint8:
-        return functional.linear(x, from_mxfp4(data, scales[expert]).to(x.dtype), bias)
-    elements = dequantized(Weight(data, None, scales[expert]))
+    bias = None if matrix.bias is None else matrix.bias[expert]
+    if matrix.form is Form.PLAIN:
+        return functional.linear(x, matrix.data[expert], bias)
+    elements = elements_of(matrix, expert)
+    if matrix.form is Form.MXFP4:
+        return functional.linear(x, elements.to(x.dtype), bias)
     return functional.linear(x.float(), elements, None if bias is None else bias.float()).to(x.dtype)
+
+
+def elements_of(matrix: ExpertMatrix, expert: int) -> Tensor:
+    """Return the elements of an expert's matrix in codes: fp32 `[n, k]`."""
+    assert matrix.scales is not None, "a matrix in codes"
+    data, scales = matrix.data[expert], matrix.scales[expert]
+    if matrix.form is Form.MXFP4:
+        return from_mxfp4(data, scales)
+    if matrix.form is Form.BYTES:
+        return dequantized(Weight(data, None, scales))
+    codes = unpack_quarters(data).float()
+    if matrix.offsets is None:
+        codes -= MIDDLE
+    groups: Tensor = codes.unflatten(1, (scales.shape[1], -1)) * scales.float()[..., None]
+    if matrix.offsets is not None:
+        groups += matrix.offsets[expert].float()[..., None]
+    return groups.flatten(1)

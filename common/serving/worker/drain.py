@@ -16,7 +16,7 @@ class Drain:
 
     def __init__(self, drain_s: float) -> None:
         self.drain_s = drain_s
-        self.has_started = False
+        self.has_started = False  # the worker may own work
         self.asked = False
         self.at_once = False
         self.reason = ""  # cause of the shutdown, for the farewell
@@ -28,10 +28,6 @@ class Drain:
         """Listen to SIGTERM and SIGINT; call from the main thread."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
-
-    def started(self) -> None:
-        """Record that the worker may own work from now on."""
-        self.has_started = True
 
     def ask(self, reason: str, *, at_once: bool = False) -> None:
         """Ask for a shutdown like a first signal, or like a second with `at_once`; callable from any thread.

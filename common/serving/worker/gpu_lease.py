@@ -43,7 +43,7 @@ def placed(config: Config, role: Role) -> Config:
     uuids = [describe_device(torch.device("cuda", index))[1] for index in range(torch.cuda.device_count())]
     lease = lease_gpu(directory, role, uuids)
     num_sharers = config.kv.prefill_sharers if role is Role.PREFILL else config.kv.decode_sharers
-    kind = role.name.lower()
+    kind = role.label
     logger.info("on cuda:%d of %d, where this is %s worker %d", lease.index, len(uuids), kind, lease.number)
     if lease.number > num_sharers:
         logger.warning(
@@ -67,7 +67,7 @@ def lease_gpu(directory: Path, role: Role, uuids: Sequence[str]) -> Lease:
 
 
 def _place(directory: Path, uuid: str, role: Role, number: int) -> Path:
-    return directory / f"gpu-{uuid}.{role.name.lower()}-{number}.lock"
+    return directory / f"gpu-{uuid}.{role.label}-{number}.lock"
 
 
 def _num_taken(directory: Path, uuid: str, role: Role) -> int:

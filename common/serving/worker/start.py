@@ -8,7 +8,7 @@ processes that map the affected memory must stop.
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,10 +25,11 @@ from common.memory.client.client import MemoryClient
 from common.memory.client.starter import Starter
 from common.serving.worker.drain import Drain
 from common.serving.worker.gpu_lease import placed
-from common.settings.config import Config, NetSection
+from common.serving.worker.peer_servers import PeerServers
+from common.settings.config import WORKER_SECTIONS, Config, NetSection
 from common.settings.options import parse
 from common.wire.messages.worker import Role, WorkerReady
-from common.wire.messages.worker_id import make_epoch, make_worker_id
+from common.wire.messages.worker_id import make_epoch, make_id
 from common.wire.transport.endpoints import AUTO, ROUTER_SOCKET, memory_socket, resolved
 from common.wire.transport.router_link import RouterLink
 from common.wire.transport.sockets import check, handoff_endpoint
@@ -42,13 +43,10 @@ class WorkerLoop(Protocol):
     """A prefill or decode worker."""
 
     link: RouterLink
+    peers: PeerServers  # memory servers whose memory is mapped here, except the device's own
 
     def run(self) -> None:
         """Work until drained."""
-        ...
-
-    def report_fault_to_peers(self, problem: str) -> None:
-        """Report a device fault to every memory server whose memory is mapped here, except the device's own."""
         ...
 
     def close(self) -> None:
@@ -71,18 +69,18 @@ Build = Callable[[Config, Incarnation], WorkerLoop]
 """Makes a worker ready to run."""
 
 
-def worker_main(role: Role, sections: Sequence[str], description: str, build: Build) -> int:
+def worker_main(role: Role, description: str, build: Build) -> int:
     """Run a worker process from start to end; return its exit status."""
-    prog, start = f"python -m {role.name.lower()}_worker", StartLog()
+    prog, start = f"python -m {role.label}_worker", StartLog()
     start.ended("imports")
     try:
-        config = parse(Config, sections, prog, description, sys.argv[1:])
+        config = parse(Config, WORKER_SECTIONS, prog, description, sys.argv[1:])
     except BatonError as error:
         print(f"{prog}: {error}", file=sys.stderr)  # noqa: T201 - there is no log before there are settings
         return 2
     freeze_imports()
     tame_allocator()  # kernel compilers and weight readers are many threads
-    worker_id = make_worker_id(role, config.worker.id)
+    worker_id = make_id(role.label, config.worker.id)
     setup_logging(worker_id, config.log.level, config.log.format)
     raise_open_files()
     drain = Drain(config.worker.drain_s)
@@ -100,7 +98,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
     except MemoryLost as error:
         logger.error("%s", error)
         return 1
-    drain.started()
+    drain.has_started = True
     freeze_and_trim()
     start.ended("registration")
     start.report(logger)
@@ -148,7 +146,7 @@ def _run(worker: WorkerLoop, memory: MemoryClient) -> int:
         # First, because nothing else is sure to work any more.
         problem = _report_fault(memory)
         if problem:
-            worker.report_fault_to_peers(problem)
+            worker.peers.report_fault(problem)
         what = f"its device met a fault: {problem}" if problem else "it met an unexpected error"
         worker.link.farewell(f"{what}: {type(error).__name__}: {error}"[:300])
         worker.close()
@@ -165,7 +163,7 @@ def _incarnation(config: Config, role: Role, worker_id: str, drain: Drain, start
         )
     num_sharers = config.kv.prefill_sharers if role is Role.PREFILL else config.kv.decode_sharers
     if not num_sharers:
-        option = f"kv.{role.name.lower()}_sharers"
+        option = f"kv.{role.label}_sharers"
         raise ConfigError(f"{option} = 0: this worker shares the pool, too; say how many of its kind do")
     epoch = make_epoch()
     return Incarnation(worker_id, epoch, drain, _memory(config, role, worker_id, epoch), start)

@@ -6,14 +6,9 @@ import socket
 
 from common.wire.messages.memory_reports import MemoryReport
 from common.wire.messages.senders import FromFront, FromOperator
-from common.wire.messages.worker import Message, Role
+from common.wire.messages.worker import Message
 
 BEAT_SUFFIX = b"#beat"
-
-
-def make_worker_id(role: Role, configured: str) -> str:
-    """Return a worker's name; see `make_id`."""
-    return make_id(role.name.lower(), configured)
 
 
 def make_id(kind: str, configured: str) -> str:

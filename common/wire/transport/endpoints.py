@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import stat
+import struct
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +15,7 @@ AUTO = "auto"
 ROUTER_SOCKET, FRONT_SOCKET = "router", "front"
 PARENT = Path("/tmp")
 NEW_S = 60.0
+_CREDENTIALS = struct.Struct("3i")
 DIGITS = 12
 """Hex digits of the router endpoint's hash in a memory server's name."""
 
@@ -179,6 +181,14 @@ def is_served(path: Path) -> bool:
         except OSError:  # such as a full queue: a process listens
             return True
     return True
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int, int]:
+    """Return process, user and group ids of the process at the other end of a unix socket."""
+    process, user, group = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return process, user, group
 
 
 def _remove_abandoned(directory: Path) -> None:

@@ -7,16 +7,12 @@ giver: the receiver accepts connections from now on. The giver hangs up once the
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common.wire.transport.endpoints import is_served
-
-logger = logging.getLogger(__name__)
+from common.wire.transport.endpoints import is_served, peer_of
 
 MAX_LISTENERS = 16
 MAX_RECEIVERS = 64
@@ -24,7 +20,6 @@ HERE, TAKEN = b"h", b"t"
 RELIEVED_STATUS = 3
 """Exit status of a router after losing its port to a successor; do not restart the router."""
 ANSWER_S = 5.0
-CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 class PortOffer:
@@ -67,7 +62,7 @@ class PortOffer:
         loop = asyncio.get_running_loop()
         while True:
             connection, _ = await loop.sock_accept(self._socket)
-            if len(self._tasks) > MAX_RECEIVERS or not _is_of_this_user(connection):
+            if len(self._tasks) > MAX_RECEIVERS or peer_of(connection)[1] != os.getuid():
                 connection.close()
             else:
                 self._spawn(self._give(connection))
@@ -133,8 +128,3 @@ def _borrowed(path: Path) -> PortLoan | None:
         connection.close()
         return None
     return PortLoan(connection, listeners)
-
-
-def _is_of_this_user(connection: socket.socket) -> bool:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return bool(CREDENTIALS.unpack(credentials)[1] == os.getuid())

@@ -27,6 +27,9 @@ from common.wire.values.packing import ID_BYTES
 VERSION = b"baton kv 2"
 STRETCH_BLOCKS = 64
 KEY = np.dtype(f"V{KEY_BYTES}")
+_DIGESTS = [sha256(VERSION + b" group %d" % group).digest() for group in range(1, MAX_GROUPS)]
+_MARKS = np.array([bytearray(KEY_BYTES), *(bytearray(digest[:KEY_BYTES]) for digest in _DIGESTS)], np.uint8)
+"""A constant for each group. A block of a window or a state depends on all tokens before, like a key."""
 
 
 def root_of(layout: KVLayout, salt: bytes = b"") -> bytes:
@@ -84,33 +87,19 @@ class TextDigests:
         return known
 
 
-@lru_cache(maxsize=MAX_GROUPS)
-def _mark_of(group: int) -> bytes:
-    """Return the constant of a group: [16]. A block of a window or a state depends on all tokens before, like a key."""
-    return sha256(VERSION + b" group %d" % group).digest()[:KEY_BYTES] if group else bytes(KEY_BYTES)
+def keys_in_group(keys: bytes, group: int | np.ndarray) -> bytes:
+    """Turn packed keys of group 0 into keys of another group, or each of a group of its own, and back.
 
-
-def keys_in_group(keys: bytes, group: int) -> bytes:
-    """Turn packed keys of group 0 into keys of another group, and back: [num_blocks * 16]."""
-    if not group:
-        return keys
-    marked = np.frombuffer(keys, np.uint8).reshape(-1, KEY_BYTES) ^ np.frombuffer(_mark_of(group), np.uint8)
-    return marked.tobytes()
-
-
-def keys_in_groups(keys: bytes, groups: np.ndarray) -> bytes:
-    """Turn packed keys of group 0 into keys of other groups, each of its own: [num_blocks] int."""
-    marks = np.frombuffer(b"".join(map(_mark_of, range(MAX_GROUPS))), np.uint8).reshape(-1, KEY_BYTES)
-    marked: np.ndarray = np.frombuffer(keys, np.uint8).reshape(-1, KEY_BYTES) ^ marks[groups]
+    Args:
+        group: of all, or of each: [num_blocks] int.
+    """
+    marked: np.ndarray = np.frombuffer(keys, np.uint8).reshape(-1, KEY_BYTES) ^ _MARKS[group]
     return marked.tobytes()
 
 
 def short_keys_in_group(keys: "array[int]", group: int) -> "array[int]":
     """Turn short keys of group 0 into those of another group: [num_blocks]."""
-    if not group:
-        return keys
-    [mark] = unpack_short_keys(_mark_of(group)[:SHORT_KEY_BYTES])
-    return array("Q", (np.frombuffer(keys, np.uint64) ^ np.uint64(mark)).tobytes())
+    return array("Q", (np.frombuffer(keys, np.uint64) ^ _MARKS[group].view(np.uint64)[0]).tobytes())
 
 
 def pack_keys(of_blocks: Sequence[bytes]) -> bytes:

@@ -22,9 +22,8 @@ from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.packing import num_ids, pack_ids
 from common.wire.values.pool_shape import PoolShape
 from decode_worker.sequences.scheduler import DecodeScheduler
-from decode_worker.sequences.sealing import Sealing
+from decode_worker.sequences.sealing import DISTANCE_TOKENS, Sealing
 from decode_worker.sequences.sequence import DecodeSequence, SealedChain
-from decode_worker.sequences.snapshot_distance import DISTANCE_TOKENS
 from decode_worker.sequences.snapshots import Snapshots
 from tests.memory.parties import Bytes
 from tests.support.allocator import check_owned

@@ -14,7 +14,7 @@ from common.wire.messages.operator import LoadReport, WorkerLoad
 from common.wire.messages.worker import Role
 from deploy.autoscale.judge import LEAST_RETRY_S, LONGEST_PAUSE_S, NUM_WINDOWS, Judge, Pace
 from deploy.autoscale.load import Sample, Window, measured
-from deploy.autoscale.proposal import SHORT, Machine, Proposal, Seat, capacities, needs, propose, shares
+from deploy.autoscale.proposal import SHORT, Machine, Proposal, capacities, needs, propose, shares
 from deploy.processes.placement import Gpu, Placement, Staff, in_either_role, place_standbys, place_workers
 
 ROWS, BLOCKS = 256, 10_000
@@ -372,14 +372,18 @@ def test_under_any_load_one_of_each_role_stays_and_pauses_hold(fleet: Fleet, loa
     assert all(later - sooner >= PACE.cooldown_s for (sooner, _), (later, _) in pairwise(fleet.changes))
 
 
-def some_seats() -> Iterator[list[Seat]]:
+def some_seats() -> Iterator[list[WorkerLoad]]:
     for num_pools in (1, 2, 3):
         for roles in ("PD", "PPD", "PDD", "PPDD", "PDDD", "PPPD"):
             kinds = [Role.PREFILL if each == "P" else Role.DECODE for each in roles]
             yield [
-                Seat(f"w{n}", role, n % num_pools, BLOCKS, ROWS if role is Role.DECODE else 0, n, is_ours=True)
+                WorkerLoad(
+                    name=f"w{n}", incarnation=1, role=role, pid=1, is_serving=True, has_spoken=True, num_partners=1,
+                    num_prompts=n, num_rows=0, most_rows=ROWS if role is Role.DECODE else 9999, pool_id=n % num_pools,
+                    num_blocks=BLOCKS, num_used_blocks=0, num_steps=0, step_us=0,
+                )
                 for n, role in enumerate(kinds)
-            ]
+            ]  # fmt: skip
 
 
 SHARES = (0.0, 0.3, 0.64, 0.66, 0.84, 0.86, 1.0, 3.0)
@@ -398,18 +402,18 @@ def test_whatever_is_proposed_takes_from_who_has_too_much_and_gives_to_who_has_t
                         10.0, 40.0, busy * had[Role.PREFILL]["time"], rows * had[Role.DECODE]["rows"],
                         dict.fromkeys(pools, blocks * BLOCKS), 0.01,
                     )  # fmt: skip
-                    proposal = propose([window] * NUM_WINDOWS, seats, machine)
+                    proposal = propose([window] * NUM_WINDOWS, seats, [seat.name for seat in seats], machine)
                     if proposal is not None:
                         num_proposals += 1
                         check(proposal, window, seats, machine)
     assert num_proposals > 50
 
 
-def check(proposal: Proposal, window: Window, seats: list[Seat], machine: Machine) -> None:
+def check(proposal: Proposal, window: Window, seats: list[WorkerLoad], machine: Machine) -> None:
     [old] = [seat for seat in seats if seat.name == proposal.name]
     assert old.role is proposal.role.other
     assert sum(seat.role is old.role for seat in seats) > 1
-    new = replace(old, role=proposal.role, most_rows=ROWS if proposal.role is Role.DECODE else 0)
+    new = structs.replace(old, role=proposal.role, most_rows=ROWS)
     after = [new if seat is old else seat for seat in seats]
     before = share_of(proposal.role, window, seats, seats, machine)
     assert max(before.values()) >= SHORT
@@ -418,7 +422,9 @@ def check(proposal: Proposal, window: Window, seats: list[Seat], machine: Machin
     assert max(share_of(old.role, window, seats, after, machine).values()) < SHORT
 
 
-def share_of(role: Role, window: Window, now: list[Seat], then: list[Seat], machine: Machine) -> Mapping[str, float]:
+def share_of(
+    role: Role, window: Window, now: list[WorkerLoad], then: list[WorkerLoad], machine: Machine
+) -> Mapping[str, float]:
     """Of what a role would have `then`, what it needs `now`."""
     return shares(needs(role, window, now, machine), capacities(role, then, machine))
 

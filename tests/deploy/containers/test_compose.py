@@ -12,8 +12,7 @@ import yaml  # type: ignore[import-untyped]
 from common.base.version import RELEASE
 from common.settings.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
 from common.settings.options import parse
-from common.wire.messages.worker import Role
-from common.wire.messages.worker_id import make_worker_id
+from common.wire.messages.worker_id import make_id
 from deploy.containers import container
 from deploy.containers.container import command_of
 from deploy.containers.dependencies import requirements
@@ -113,7 +112,7 @@ def test_every_program_knows_its_flags_and_finds_the_router(overlay: str) -> Non
         worker = started_with(found[name])
         role = name.removesuffix("-standby")
         assert worker.worker.id == worker_here(probed_role(found[name]))
-        assert make_worker_id(Role[role.upper()], worker.worker.id)
+        assert make_id(role, worker.worker.id)
         assert worker.model == router.model and worker.model.served_name == "demo_model"
         assert worker.net.secret_file == router.net.secret_file == made_secret(found["secret"])
         assert found[name]["depends_on"]["secret"] == {"condition": "service_completed_successfully"}

@@ -9,7 +9,7 @@ from common.base.errors import ConfigError
 from common.settings.config import NetSection
 from common.wire.transport import endpoints, whereabouts
 from deploy.operate import draining
-from deploy.operate.draining import Wish, drain, router_of
+from deploy.operate.draining import drain, router_of
 
 
 def test_a_router_is_found_by_its_port_unless_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,5 +66,5 @@ def test_nobody_answers_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(draining, "ANSWER_S", 0.2)
     said: list[str] = []
     net = NetSection(router_endpoint=f"ipc://{tmp_path}/nobody.sock")
-    assert drain(net, Wish("decode-0", 60.0, until_back=False), said.append) == 1
+    assert drain(net, "decode-0", 60.0, said.append) == 1
     assert f"no router answers at ipc://{tmp_path}/nobody.sock within 0.2 s" in said[0]

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from deploy.operate.health import local_url, parse_health
+from deploy.operate.health import is_complete, local_url, transports
 
 
 def body(kv_paths: list[dict[str, Any]], status: str = "ok") -> dict[str, Any]:
@@ -20,20 +20,20 @@ def path(decode: str, gb_per_s: float, error: str = "") -> dict[str, Any]:
 
 
 def test_health_is_complete_when_every_path_was_tried() -> None:
-    assert not parse_health(body([path("d", 3.0)])).is_complete
-    assert parse_health(body([path("d", 3.0), path("e", 5.0)])).is_complete
-    assert parse_health(body([path("d", 3.0), path("e", 0.0, "no shared memory")])).is_complete
-    assert not parse_health(body([path("d", 3.0), path("e", 5.0)], status="unavailable")).is_complete
-    assert parse_health(body([path("d", 3.0), path("e", 5.0)], status="degraded")).is_complete
+    assert not is_complete(body([path("d", 3.0)]))
+    assert is_complete(body([path("d", 3.0), path("e", 5.0)]))
+    assert is_complete(body([path("d", 3.0), path("e", 0.0, "no shared memory")]))
+    assert not is_complete(body([path("d", 3.0), path("e", 5.0)], status="unavailable"))
+    assert is_complete(body([path("d", 3.0), path("e", 5.0)], status="degraded"))
 
 
 def test_transport_in_words() -> None:
-    assert parse_health(body([path("d", 3.0), path("e", 5.0)])).transport == "shm at 3.0-5.0 GB/s"
-    assert parse_health(body([path("d", 3.0), path("e", 0.0, "broken")])).transport == "shm at 3.0 GB/s"
+    assert transports(body([path("d", 3.0), path("e", 5.0)])) == "shm at 3.0-5.0 GB/s"
+    assert transports(body([path("d", 3.0), path("e", 0.0, "broken")])) == "shm at 3.0 GB/s"
     shared = path("e", 0.0) | {"transport": "shared pool", "gb_per_s": None}
-    assert parse_health(body([shared])).transport == "shared pool"
-    assert parse_health(body([path("d", 3.0), shared])).transport == "shared pool, shm at 3.0 GB/s"
-    assert parse_health(body([])).transport == "none"
+    assert transports(body([shared])) == "shared pool"
+    assert transports(body([path("d", 3.0), shared])) == "shared pool, shm at 3.0 GB/s"
+    assert transports(body([])) == "none"
 
 
 @pytest.mark.parametrize(

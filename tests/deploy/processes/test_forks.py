@@ -123,7 +123,6 @@ async def test_a_fork_server_that_was_begun_early_is_taken_and_watched_like_any_
     with open(os.devnull) as inherited:
         os.set_inheritable(inherited.fileno(), True)
         begun = early.begin(modules, stage.environ)
-    assert begun is not None
     server = ForkServer(modules, stage.environ, Console(stage.log, None), begun)
     await server.begin()
     child = await forked(server, stage, "import os; print(os.getppid())")
@@ -139,7 +138,7 @@ async def test_a_fork_server_that_was_begun_early_is_taken_and_watched_like_any_
 @pytest.mark.parametrize("wanted", [("json",), ()])
 async def test_a_fork_server_of_other_modules_than_wanted_is_ended(wanted: tuple[str, ...], stage: Stage) -> None:
     begun = early.begin((stage.module(),), stage.environ)
-    assert begun is not None and is_alive(begun.pid)
+    assert is_alive(begun.pid)
     server = ForkServer(wanted, stage.environ, Console(stage.log, None), begun)
     await server.begin()
     assert not is_alive(begun.pid) and begun.control.fileno() == -1

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from common.base.errors import ConfigError
+from common.base.json_file import JsonObject
 from common.settings.config import Config, ModelSection, PrefillSection
 from common.settings.options import parse
 from deploy.autoscale.judge import Pace
 from deploy.autoscale.options import AutoscaleOptions
 from deploy.cli import ALL_SECTIONS
-from deploy.operate.health import Health
 from deploy.processes import mps
 from deploy.processes.console import Console
 from deploy.processes.launch_plan import SOURCE_ROOT, ProcessSpec
@@ -134,10 +134,9 @@ def test_a_gpu_is_shared_by_one_of_each_kind() -> None:
 
 async def test_a_private_daemon_lives_as_long_as_the_context(fake: FakeMps) -> None:
     async with fake.open() as opened:
-        prefill, decode = opened.environs["prefill-0"], opened.environs["decode-0"]
-        assert set(prefill) == set(decode) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
-        assert all(Path(directory).stat().st_mode & 0o777 == 0o700 for directory in decode.values())
-        assert decode.items() <= fake.daemon_environ().items()
+        assert set(opened.environ) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
+        assert all(Path(directory).stat().st_mode & 0o777 == 0o700 for directory in opened.environ.values())
+        assert opened.environ.items() <= fake.daemon_environ().items()
         assert opened.flags == {"prefill-0": ("--prefill-sm-share", "80")}
         assert opened.text == "MPS, prompts capped at 80 % of the SMs while others are served"
         assert fake.daemon_runs()
@@ -148,8 +147,6 @@ async def test_a_private_daemon_lives_as_long_as_the_context(fake: FakeMps) -> N
 async def test_one_daemon_serves_all_gpus_and_only_prefill_beside_decode_is_capped(fake: FakeMps) -> None:
     async with fake.open(MpsOptions("on", 40), THREE_ON_TWO) as opened:
         assert opened.flags == {"prefill-0": ("--prefill-sm-share", "40")}
-        assert set(opened.environs) == {"prefill-0", "prefill-1", "decode-0"}
-        assert len({environ["CUDA_MPS_PIPE_DIRECTORY"] for environ in opened.environs.values()}) == 1
 
 
 @pytest.mark.parametrize(("visible", "given"), [("2,3", None), ("GPU-aa,GPU-bb", "GPU-aa,GPU-bb")])
@@ -223,7 +220,7 @@ async def test_a_control_program_that_hangs_holds_nobody_up(fake: FakeMps) -> No
 
 async def test_a_daemon_that_the_user_names_is_used_and_left_alone(fake: FakeMps, tmp_path: Path) -> None:
     async with fake.open(CUDA_MPS_PIPE_DIRECTORY=str(tmp_path)) as opened:
-        assert opened.environs == {"prefill-0": {}, "decode-0": {}}
+        assert opened.environ == {}
         assert opened.flags == {"prefill-0": ("--prefill-sm-share", "80")}
         assert opened.text.startswith("MPS")
     assert not fake.was_started
@@ -242,7 +239,7 @@ async def test_a_daemon_in_the_default_directory_is_used_only_if_it_answers(fake
         (default / "pid").write_text("1")
     async with fake.open() as opened:
         assert fake.was_started is not answers
-        assert ("CUDA_MPS_PIPE_DIRECTORY" in opened.environs["decode-0"]) is not answers
+        assert ("CUDA_MPS_PIPE_DIRECTORY" in opened.environ) is not answers
         assert "prefill-0" in opened.flags
     if answers:
         assert "quit" not in (fake.directory / "commands").read_text()
@@ -322,8 +319,7 @@ async def test_workers_get_it_and_the_operator_reads_it(fake: FakeMps) -> None:
     config = Config(model=ModelSection(path=str(DEMO_MODEL)))
     async with prepared(config, Fleet(1, 1, "", 10.0), Console(fake.log, None)) as (supervisor, opened):
         environs = {spec.name: spec.env for spec in supervisor._specs}
-        same_for_all = opened.environs["decode-0"]
-        assert environs == {"router": {}, "memory-0": same_for_all, **opened.environs}
+        assert environs == {"router": {}} | dict.fromkeys(["memory-0", "prefill-0", "decode-0"], opened.environ)
         shares = {spec.name: sm_share(spec) for spec in supervisor._specs}
         assert shares == {"router": 100, "memory-0": 100, "prefill-0": 80, "decode-0": 100}
     config = replace(config, prefill=PrefillSection(sm_share=60))
@@ -332,14 +328,13 @@ async def test_workers_get_it_and_the_operator_reads_it(fake: FakeMps) -> None:
     fake.monkeypatch.setattr("deploy.serve.command.detect_gpus", lambda environ: [Gpu(0, 0), Gpu(1, 0), Gpu(2, 0)])
     fleet = Fleet(1, 2, "", 10.0, autoscale=AutoscaleOptions(Pace()))
     async with prepared(config, fleet, Console(fake.log, None)) as (_, changing):
-        assert {"prefill-0", "prefill-1", "decode-2"} <= set(changing.environs) and "prefill-1" in changing.flags, (
-            "where roles change, both may be on any of their GPUs for a while"
-        )
-    health = Health("ok", (), (), ())
+        assert "prefill-1" in changing.flags, "where roles change, both may be on any of their GPUs for a while"
+    health: JsonObject = {"status": "ok", "problems": [], "workers": {}, "kv_paths": []}
     assert ready_text(config, health, opened).splitlines()[0].endswith(opened.text)
     assert "no MPS (decode steps share the GPU by time slices)" in ready_text(config, health, NO_MPS)
     assert "MPS" not in ready_text(config, health, Mps())
-    assert "\n  degraded: no way" in ready_text(config, replace(health, status="degraded", problems=("no way",)), Mps())
+    degraded = health | {"status": "degraded", "problems": ["no way"]}
+    assert "\n  degraded: no way" in ready_text(config, degraded, Mps())
 
 
 @pytest.mark.gpu
@@ -349,7 +344,7 @@ async def test_the_real_daemon_serves_and_ends(tmp_path: Path) -> None:
     with make_runtime_dir() as runtime_dir:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
         async with open_mps(MpsOptions("on"), ONE_GPU, environ, runtime_dir, Console(log, None)) as opened:
-            directory = Path(opened.environs["decode-0"].get("CUDA_MPS_PIPE_DIRECTORY", mps.DEFAULT_PIPE_DIRECTORY))
+            directory = Path(opened.environ.get("CUDA_MPS_PIPE_DIRECTORY", mps.DEFAULT_PIPE_DIRECTORY))
             daemon = int((directory / "nvidia-cuda-mps-control.pid").read_text())
             assert is_alive(daemon)
     assert "using the MPS daemon that is already there" in log.getvalue() or not is_alive(daemon)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.operate.health import Health
+from common.base.json_file import JsonObject
+from deploy.operate.health import pids
 from deploy.processes.launch_plan import SOURCE_ROOT
 from tests.support.stand_ins import DEADLINE_S, Stage, eventually, is_alive, no_more_files, running
 
@@ -25,15 +26,15 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 async def test_starts_announces_once_and_drains_the_router_first_and_memory_last(stage: Stage) -> None:
-    announced: list[Health] = []
+    announced: list[JsonObject] = []
     supervisor = stage.supervisor("memory", "decode-0", "decode-1")
     async with running(supervisor, announced.append) as run:
         await eventually((stage.directory / "memory.pid").exists)  # it has a handler
         assert len(announced) == 1
-        pids = {worker.pid for worker in announced[0].workers}
+        workers = pids(announced[0])
         supervisor.stop()
         assert await asyncio.wait_for(run, DEADLINE_S) == 0
-    assert not any(is_alive(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in workers)
     assert stage.notes()[0] == "router left"
     assert sorted(stage.notes()[1:3]) == ["decode-0 left", "decode-1 left"]
     assert stage.notes()[3:] == ["memory left"]
@@ -101,6 +102,7 @@ async def test_a_start_that_takes_too_long_is_given_up(stage: Stage) -> None:
     supervisor = stage.supervisor("misconfigured-not", start_s=0.0)
     assert await asyncio.wait_for(supervisor.run(lambda _: None), DEADLINE_S) == 1
     assert supervisor.failure == "not ready after 0 s: the router does not answer"
+    assert supervisor._missing({"status": "ok", "workers": ["of another program"]}) == "the router does not answer"
 
 
 async def test_a_second_stop_kills_what_does_not_drain(stage: Stage) -> None:

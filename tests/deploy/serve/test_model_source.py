@@ -15,7 +15,7 @@ from deploy.planning.step_times.shape import read_shape
 from deploy.processes.placement import Gpu, place_workers
 from deploy.serve.command import held_bytes as held_bytes_on
 from deploy.serve.demo import DEMO_MODEL
-from deploy.serve.model_source import find_model, is_hub_id, served_name, weights_bytes
+from deploy.serve.model_source import find_model, hub_name, served_name, weights_bytes
 from tests.support.forms import on_cpu
 from tests.support.gguf_files import every, write_gguf
 from tests.support.packed_checkpoints import CASES, awq_128, pack_checkpoint
@@ -125,5 +125,5 @@ def test_what_is_neither_is_refused() -> None:
     ("name", "expected"),
     [("Qwen/Qwen3-4B", True), ("./model", False), ("/a/b", False), ("model", False), ("a/b/c", False), ("../b", False)],
 )
-def test_is_hub_id(name: str, expected: bool) -> None:
-    assert is_hub_id(name) is expected
+def test_hub_name(name: str, expected: bool) -> None:
+    assert (hub_name(name) is not None) is expected

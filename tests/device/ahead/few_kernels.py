@@ -1,8 +1,9 @@
-"""Compiles a few kernels ahead, or finds them: `python -m tests.device.ahead.few_kernels write|find FILE CAPABILITY`.
+"""Compiles a few kernels ahead, or finds them: `python -m tests.device.ahead.few_kernels` reads orders, lines of JSON.
 
-Each is a process of its own, because Triton and torch are changed for good in it. `find FILE CARD` unpacks the file as
-a worker on that card would, runs the same kernels, and loads what would launch them. It prints a JSON line: warnings,
-the names of kernels found and compiled, and the names of extensions in C that were built.
+An order has variables of the environment, and arguments: `write|find FILE CAPABILITY MODEL`. Each is a forked process
+of its own, because Triton and torch are changed for good in it. `find` unpacks the file as a worker on a card of that
+capability would, runs the same kernels, and loads what would launch them. It prints a JSON line: warnings, the names of
+kernels found and compiled, and the names of extensions in C that were built. A line `status N` ends what one prints.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -78,7 +80,7 @@ def built_to_launch(kernels: list[Any]) -> list[str]:
     return sorted(built)
 
 
-def main(what: str, path: Path, capability: str, model: str) -> None:
+def run(what: str, path: Path, capability: str, model: str) -> None:
     config = Config(model=ModelSection(path=model))
     if what == "find":
         find(path, capability, ahead.tasks_of if model else few_tasks, config)
@@ -88,5 +90,28 @@ def main(what: str, path: Path, capability: str, model: str) -> None:
     ahead.compile_ahead(config, [capability], path)
 
 
+def forked(environ: dict[str, str], what: str, path: str, capability: str, model: str) -> int:
+    """Run one in a process that has imported all; return its exit status."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    status = 1
+    try:
+        os.environ.update(environ)
+        run(what, Path(path), capability, model)
+        sys.stdout.flush()
+        status = 0
+    finally:
+        if status:
+            traceback.print_exc()
+        os._exit(status)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        environ, arguments = json.loads(line)
+        print("status", forked(environ, *arguments), flush=True)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], *(sys.argv[4:] or [""]))
+    main()

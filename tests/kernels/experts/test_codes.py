@@ -11,6 +11,7 @@ import triton.language as tl
 from common.base.activation import Activation
 from common.kernels.base.codes import elements_of, readable
 from common.kernels.base.expert_operands import ExpertMatrix
+from common.kernels.base.expert_operands import Form as HeldForm
 from common.kernels.base.gpu import Gpu
 from common.kernels.experts import lone_codes
 from common.kernels.experts.tiles import ExpertTiles, expert_tiles
@@ -74,7 +75,7 @@ def test_products_equal_the_law(
     gate_up = matrix(form, 2 * form.inner, HIDDEN, device, dtype)
     down = matrix(form, HIDDEN, form.inner, device, dtype)
     law = reference.experts(x, routing, weights_of(gate_up, down, activation)).to(dtype)
-    chosen = expert_tiles(num_tokens, 2, NUM, x.element_size(), gpu, has_codes=True)
+    chosen = expert_tiles(num_tokens, 2, NUM, x.element_size(), gpu, HeldForm.BYTES)
     for tiles in (chosen, ExpertTiles(16, 64, 64, 64, 2, 4)):  # of two in a group
         assert_close(computed(x, *read(gpu, gate_up, down), routing, activation, tiles), law)
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from common.base.activation import Activation
-from common.kernels.base.expert_operands import ExpertMatrix, Routing
+from common.kernels.base.expert_operands import ExpertMatrix, Form, Routing
 from common.kernels.experts.grouping import group_pairs
 from common.kernels.experts.products import experts_down, experts_gate_up
 from common.kernels.experts.tiles import ExpertTiles, expert_tiles
@@ -88,5 +88,5 @@ def test_matrices_may_be_mxfp4(
     weights = ExpertWeights(gate_up.data, down.data, activation, *biases, *scales)
     law = reference.experts(x, routing, weights).to(dtype)
     assert_close(computed(x, gate_up, down, routing, activation, TILES), law)
-    tiles = expert_tiles(num_tokens, per_token, num_experts, x.element_size(), gpu_at(device), is_packed=True)
+    tiles = expert_tiles(num_tokens, per_token, num_experts, x.element_size(), gpu_at(device), Form.MXFP4)
     assert_close(computed(x, gate_up, down, routing, activation, tiles), law)

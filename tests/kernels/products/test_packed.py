@@ -13,8 +13,9 @@ from common.kernels.products.packed_gemm import MAX_TOKENS, packed_gemm
 from common.kernels.products.packed_ring import packed_ring
 from common.kernels.products.widen import widen
 from common.ops import reference
-from common.ops.base import Weight, pack
+from common.ops.base import Weight, pack, unpack
 from tests.kernels.conftest import AssertClose
+from tests.kernels.products.rounding import rounding
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the interpreter's numpy
 
@@ -171,7 +172,7 @@ IN_16_BITS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], i
 @cases_of(
     (IN_PARTS, NIBBLES[0]), (IN_PARTS, NIBBLES[2]), (GATED, NIBBLES[3]), (GATED, NIBBLES[5]), (MOST, NIBBLES[1]),
     (IN_PARTS, BYTES[0]), (IN_PARTS, BYTES[1]), (GATED, BYTES[1]), (GATED, BYTES[3]), (GATED, BYTES[7]),
-    (MOST, BYTES[2]), (UNEVEN, BYTES[5]), (UNEVEN, BYTES[4]),
+    (MOST, BYTES[2]), (UNEVEN, BYTES[5]), (UNEVEN, BYTES[4]), (MOST, NIBBLES[2]), (MOST, NIBBLES[4]), (MOST, BYTES[5]),
 )  # fmt: skip
 def test_few_tokens(few: Few, form: Form, cuda: torch.device, dtype: torch.dtype, assert_close: AssertClose) -> None:
     check(packed_gemm, few, form, cuda, dtype, assert_close)
@@ -198,7 +199,10 @@ def test_a_lone_token(few: Few, form: Form, cuda: torch.device, dtype: torch.dty
     (Few(64, 130, 1280, ring(256, 9, 3), gate=SILU), NIBBLES[0]),
     (Few(130, 70, 1280, ring(128, 3, 5), 4, True, True), NIBBLES[4]),
     (Few(17, 7, 640, ring(384, 2, 2)), NIBBLES[5]),
-    (Few(40, 70, 640, ring(128, 3, 2), gate=SILU), NIBBLES[2]),  # in tiles of 16 tokens
+    (Few(40, 70, 640, ring(128, 3, 2), gate=SILU), NIBBLES[2]),
+    (Few(64, 130, 1280, ring(256, 2, 2), gate=SILU), NIBBLES[2]),
+    (Few(64, 130, 1280, ring(256, 2, 2), gate=SILU), NIBBLES[1]),  # of which elements are made beside so many tokens
+    (Few(8, 66, 640, ring(256, 3, 2), 2, True, True), NIBBLES[3]),
     (Few(3, 40, 640, ring(128, 3, 2), 3, True, True), BYTES[0]),
     (Few(9, 70, 448, ring(128, 9, 9), gate=GELU), BYTES[1]),
     (Few(33, 66, 640, ring(256, 2, 2), 1, True, True), BYTES[2]),
@@ -212,6 +216,22 @@ def test_a_lone_token(few: Few, form: Form, cuda: torch.device, dtype: torch.dty
 )
 def test_rings(few: Few, form: Form, hopper: torch.device, dtype: torch.dtype, assert_close: AssertClose) -> None:
     check(packed_ring, few, form, hopper, dtype, assert_close)
+
+
+@pytest.mark.gpu
+@IN_16_BITS
+@pytest.mark.parametrize("form", NIBBLES + BYTES, ids=name)
+def test_every_element_of_a_ring(form: Form, hopper: torch.device, dtype: torch.dtype) -> None:
+    """Tokens with a single one ask for the elements themselves, which are rounded once."""
+    (bits, *_), n, k = form, 70, 1152
+    operands = Operands(1, n, k, form, None, hopper, dtype)
+    x, out = torch.eye(k, device=hopper, dtype=dtype), torch.empty(k, n, device=hopper, dtype=dtype)
+    packed_ring(x, *operands.codes, out, block_k=256, stages=2, token_stages=2)
+    codes = unpack(operands.weight.data).double() - (8 if bits == 4 and operands.offsets is None else 0)
+    offsets = torch.zeros_like(operands.scales) if operands.offsets is None else operands.offsets
+    scale, offset = (each.double().repeat_interleave(k // each.shape[1], 1) for each in (operands.scales, offsets))
+    bound = rounding(codes, scale, offset, bits, dtype)
+    assert ((out.t().double() - (codes * scale + offset)).abs() <= bound).all()  # NaN fails
 
 
 @pytest.mark.gpu

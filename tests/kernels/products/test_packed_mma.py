@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.kernels.products.tiles.packed_mma import EXCESS, multiplying, operands, summing, widening
+from common.kernels.products.tiles.packed_mma import EXCESS, adding, multiplying, operands, summing, widening
+from common.kernels.products.tiles.packed_operands import scaling
 from common.kernels.products.tiles.packed_tiles import layouts
 from common.ops.base import pack
 from tests.kernels.warp import held, run
@@ -78,6 +79,50 @@ def test_a_block_and_8_tokens(name: str, bits: int, sums: int, has_offsets: bool
     if is_lone:
         expected[1::2] = of_results(before)[1::2]  # as the first and the third
     torch.testing.assert_close(results, expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("has_offsets", [False, True])
+def test_elements_of_a_block_and_8_tokens(name: str, bits: int, has_offsets: bool) -> None:
+    """By scales and offsets of words that leave elements exact in 16 bits."""
+    torch.manual_seed(4)
+    dtype, tile, columns = TYPES[name], layouts(1, bits).tile, 512 // bits
+    codes, x, before = _codes(bits, columns), torch.randn(8, columns).to(dtype), torch.randn(16, 8, dtype=torch.double)
+    scales = 2.0 ** torch.randint(-3, 4, (2, 8, 1, 4)).double().expand(2, 8, 4, 4)
+    offsets = (scales * torch.randint(-16, 1, (2, 8, 1, 4))).double() if has_offsets else None
+    if bits == 8 and has_offsets:
+        codes = codes // 2  # 8 bits with the offset
+    places = held(tile.reg_bases, tile.lane_bases, [8, 4, 4])
+    packed = pack(codes.to(torch.uint8 if bits == 4 else torch.int8))
+    code, sides = scaling(name, bits, has_offsets=has_offsets, numbers=1), []
+    for half, words in enumerate(_bits(packed, 2, 8, 4, 4)):
+        beside = [scales[half]] + ([] if offsets is None else [offsets[half]])
+        registers = zip(*(_registers(each, places) for each in (words, *beside)), strict=True)
+        sides.append([run(code, 16 // bits, list(each), in_fp32=True) for each in registers])
+    inputs = [side[word][pair] for side in sides for pair in range(16 // bits) for word in range(4)]
+    inputs += [
+        each
+        for group in _bits(x, 8, columns // 32, 4, 4).transpose(2, 3).unbind(1)
+        for each in _registers(group, places)
+    ]
+
+    def of_results(results: Tensor) -> Tensor:
+        return torch.stack(_registers(results.view(2, 8, 4, 2).permute(1, 2, 0, 3), places))
+
+    add, constraints = adding(name, bits)
+    inputs += list(of_results(before))
+    assert len(constraints.split(",")) == 4 + len(inputs)
+    scale, offset = (
+        torch.zeros(16, columns).double()
+        if each is None
+        else each[:, :, 0].reshape(16, 4).repeat_interleave(columns // 4, 1)
+        for each in (scales, offsets)
+    )
+    elements = (codes - (8 if bits == 4 and not has_offsets else 0)) * scale + offset
+    torch.testing.assert_close(
+        torch.stack(run(add, 4, inputs)), of_results(before + elements @ x.double().t()), rtol=0, atol=1e-8
+    )
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -6,11 +6,14 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import random
+from triton.runtime.interpreter import TensorHandle
 
 from common.device.steps.output_ring import NO_TOKEN, make_ring
 from common.device.steps.warm_up import sampling_tensors
@@ -552,6 +555,24 @@ def test_both_ends_are_as_fine_as_the_references(device: torch.device) -> None:
     words, out = bits.int().to(device), torch.empty(2048, device=device)  # int() keeps the bits
     _exponential_kernel[(1,)](bits_ptr=words, out_ptr=out, BLOCK=2048)
     torch.testing.assert_close(out.cpu(), reference.exponential(bits), rtol=3e-7, atol=0.0)
+
+
+def test_words_of_noise_are_those_of_triton() -> None:
+    """The interpreter has rounds of its own; see `interpreted_noise`."""
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("the GPU runs these tests compiled")
+    block = tl.block_type(tl.uint32, [64])
+
+    def of(data: Tensor, kind: Any) -> Any:
+        return tl.tensor(TensorHandle(data.numpy().astype(np.uint32), tl.uint32), kind)
+
+    some = [of(torch.randint(0, 1 << 32, (64,)), block) for _ in range(3)]
+    few = [of(torch.randint(0, 1 << 32, (1,)), tl.uint32) for _ in range(6)]
+    for operands in ([*some, *few[:3]], [*few[:2], *some, few[2]], few):
+        ours, theirs = random.philox_impl(*operands), random.philox_impl.__wrapped__(*operands)
+        for word, expected in zip(ours, theirs, strict=True):
+            assert word.type == expected.type and word.handle.dtype == expected.handle.dtype
+            assert np.array_equal(word.handle.data, expected.handle.data)
 
 
 @pytest.mark.parametrize(("seed", "position"), [(0, 0), (1, 131071), (-1, 5), (2**62 + 12345, 2**31 - 1)])

@@ -7,9 +7,8 @@ import pytest
 import zmq
 
 from common.base.errors import MemoryLost
-from common.memory.client.client import LentClaim
 from common.memory.client.gate_connection import MAX_UNANSWERED, Gate
-from common.memory.client.peer_pool_client import PeerPoolClient
+from common.memory.client.peer_pool_client import LentClaim, PeerPoolClient
 from common.settings.config import NetSection
 from common.wire.messages.frames import decode, encode
 from common.wire.messages.gates import GateFrame, GateMessage, GateOver, GateVisit, PoolLent

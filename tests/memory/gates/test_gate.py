@@ -9,9 +9,8 @@ import zmq
 
 from common.base.errors import MemoryLost
 from common.memory.base.slots import Slots
-from common.memory.client.client import LentClaim
 from common.memory.client.gate_connection import Gate as Place
-from common.memory.client.peer_pool_client import PeerMessage, PeerPoolClient
+from common.memory.client.peer_pool_client import LentClaim, PeerMessage, PeerPoolClient
 from common.memory.client.shared_pool import SharedPool
 from common.memory.gates.gate import Gate
 from common.memory.server.report import usage

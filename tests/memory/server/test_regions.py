@@ -9,8 +9,8 @@ from common.base.errors import MemoryShort
 from common.memory.blocks.answers import Answer, ProtocolError
 from common.memory.devices.backing import Copies, CopyFailed, HostPiece, SharedPiece
 from common.memory.devices.gpu_gauge import GpuUse
-from common.memory.server.regions import RegionKey, Regions
-from common.wire.messages.memory import RegionState, WeightsFilled, WeightsRegion
+from common.memory.server.regions import Regions
+from common.wire.messages.memory import RegionState, WeightsFilled, WeightsRegion, WeightsWanted
 
 ROOM = 100
 
@@ -68,7 +68,11 @@ class FakeBacking:
         return self.made[-1]
 
 
-KEYS = [RegionKey("model", "layout", 40), RegionKey("model", "other layout", 40), RegionKey("large", "layout", 90)]
+KEYS = [
+    WeightsWanted("model", "layout", 40),
+    WeightsWanted("model", "other layout", 40),
+    WeightsWanted("large", "layout", 90),
+]
 
 
 class Clients(RuleBasedStateMachine):
@@ -78,7 +82,7 @@ class Clients(RuleBasedStateMachine):
         super().__init__()
         self.backing = FakeBacking()
         self.regions = Regions(self.backing)
-        self.believes: dict[int, tuple[RegionKey, RegionState, bytes]] = {}
+        self.believes: dict[int, tuple[WeightsWanted, RegionState, bytes]] = {}
         self.num_clients = 0
 
     def hear(self, answer: Answer) -> None:
@@ -93,7 +97,7 @@ class Clients(RuleBasedStateMachine):
         return [client for client, (_, believed, _) in self.believes.items() if believed is state]
 
     @rule(key=st.sampled_from(KEYS))
-    def want(self, key: RegionKey) -> None:
+    def want(self, key: WeightsWanted) -> None:
         client = self.num_clients = self.num_clients + 1
         try:
             answer = self.regions.want(client, key)

@@ -22,7 +22,7 @@ from tests.support.forms import on_cpu
 CAPABILITIES: tuple[Capability | None, ...] = (
     None, (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1),
 )  # fmt: skip
-CPU, HOPPER = Target(None), Target((9, 0))
+CPU, ADA, HOPPER = Target(None), Target((8, 9)), Target((9, 0))
 INTEGERS = [
     Codes(dtype, 1, columns, scales, offsets)
     for dtype, columns, scales in itertools.product((PAIRS, "int8"), (16, 32, 64, 128, 2560), ("float16", "float32"))
@@ -37,7 +37,7 @@ def test_each_form_stays_where_it_is_as_fast_or_was_asked_for(choice: str) -> No
         forms = forms_on(Target(capability, dtype, linear), choice)
         is_computed = capability is not None and dtype != "float32" and linear == "triton"
         for form in INTEGERS:
-            is_fast = is_computed and form.dtype == PAIRS and form.columns >= 128
+            is_fast = is_computed and form.dtype == PAIRS and (capability == (9, 0) or form.columns >= 128)
             assert forms.stays(form) == (choice == "packed" or (choice == "auto" and is_fast)), (forms, form)
         assert {forms.stays(form) for form in BYTES} == {choice in ("auto", "packed")}, forms
         assert forms.choice == choice and bool(forms.reason) == (choice == "auto")
@@ -52,10 +52,12 @@ def test_a_checkpoint_is_held_as_its_device_is_fast(case: str, written: Callable
     directory, _ = written(case)
     found = {choice: read_model(directory, on_cpu(choice)).codes for choice in ("packed", "plain")}
     assert found["packed"] and not found["plain"]
-    is_slow = case in FORMS and (FORMS[case].dtype == "int8" or FORMS[case].columns < 128)
-    on_gpu = "plain" if is_slow else "packed"
+    is_wide = case in FORMS and FORMS[case].dtype == "int8"
+    is_slow = is_wide or (case in FORMS and FORMS[case].columns < 128)
+    on_hopper, on_ada = ("plain" if is_held_plain else "packed" for is_held_plain in (is_wide, is_slow))
     on_a_cpu = "plain" if case in FORMS else "packed"
-    assert read_model(directory, forms_on(HOPPER, "auto")).codes == found[on_gpu]
+    assert read_model(directory, forms_on(HOPPER, "auto")).codes == found[on_hopper]
+    assert read_model(directory, forms_on(ADA, "auto")).codes == found[on_ada]
     assert read_model(directory, on_cpu("auto")).codes == found[on_a_cpu]
 
 
@@ -65,7 +67,9 @@ LINES = {
     "(model.quantization = packed keeps them); 0.0",
     ("gptq", CPU, "packed"): "products are in the checkpoint's codes: 6 in INT4 in groups of 32, by "
     "model.quantization = packed on a CPU; 0.0",
-    ("gptq", HOPPER, "auto"): "products are plain, by model.quantization = auto on a GPU of capability 9.0; 6 in INT4 "
+    ("gptq", HOPPER, "auto"): "products are in the checkpoint's codes: 6 in INT4 in groups of 32, by "
+    "model.quantization = auto on a GPU of capability 9.0; 0.0",
+    ("gptq", ADA, "auto"): "products are plain, by model.quantization = auto on a GPU of capability 8.9; 6 in INT4 "
     "in groups of 32 are made plain, because products with these take longer there than with 16 bits "
     "(model.quantization = packed keeps them); 0.0",
     ("marlin-rows", HOPPER, "auto"): "products are in the checkpoint's codes: 6 in INT4 in groups of 256, by "

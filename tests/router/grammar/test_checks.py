@@ -94,15 +94,15 @@ def random_ids(grammar: str, grammars: Grammars, tokenizer: Tokenizer, seed: int
     outcome = follower.follow(grammars, ids)
     while not outcome.is_over and len(ids) < 2000:
         assert outcome.mask is not None, outcome
-        allowed = np.flatnonzero(np.unpackbits(outcome.mask.view(np.uint8), bitorder="little")).tolist()
+        allowed = np.unpackbits(outcome.mask.view(np.uint8), bitorder="little")
         if len(ids) >= FREE_TOKENS:
-            ends = [each for each in grammars.end_ids if each in allowed]
+            ends = [each for each in grammars.end_ids if allowed[each]]
             closing = ends or closing or [*rng.choice(closings)]
-        if closing and closing[0] in allowed:
+        if closing and allowed[closing[0]]:
             ids.append(closing.pop(0))
         else:
             closing = []
-            ids.append(rng.choice(allowed))
+            ids.append(int(rng.choice(np.flatnonzero(allowed))))
         outcome = follower.follow(grammars, ids[-1:])
     assert outcome.is_over, "the text has an end"
     return ids

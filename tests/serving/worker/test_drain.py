@@ -17,7 +17,7 @@ def drain(caplog: pytest.LogCaptureFixture) -> Iterator[Drain]:
     usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     drain = Drain(30.0)
     drain.install()
-    drain.started()
+    drain.has_started = True
     yield drain
     for number, handler in usual.items():
         signal.signal(number, handler)

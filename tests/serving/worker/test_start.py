@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from common.base.errors import MemoryLost
 from common.base.log import StartLog
 from common.serving.worker import start
 from common.serving.worker.drain import Drain
-from common.settings.config import WORKER_SECTIONS, Config
+from common.settings.config import Config
 from common.wire.messages.worker import Role
 from prefill_worker.__main__ import build
 
@@ -32,6 +33,7 @@ class Broken:
     def __init__(self) -> None:
         self.link: Any = self
         self.said: list[str] = []
+        self.peers = SimpleNamespace(report_fault=lambda it: self.said.append(f"to other memory servers: {it}"))
 
     def run(self) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -41,9 +43,6 @@ class Broken:
 
     def report_fault(self, problem: str) -> None:
         self.said.append(f"to the memory server: {problem}")
-
-    def report_fault_to_peers(self, problem: str) -> None:
-        self.said.append(f"to other memory servers: {problem}")
 
     def close(self) -> None:
         assert self.said, "the router is told first"
@@ -109,7 +108,7 @@ def test_a_worker_with_settings_that_serve_nothing_ends_with_2(
     argv: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["prefill_worker", *argv])
-    assert start.worker_main(Role.PREFILL, WORKER_SECTIONS, "", build) == 2
+    assert start.worker_main(Role.PREFILL, "", build) == 2
 
 
 @pytest.mark.parametrize(
@@ -138,7 +137,7 @@ def test_a_worker_without_a_secret_that_it_can_use_says_so_before_it_waits_for_a
     argv = ["--net-router-endpoint", "tcp://127.0.0.1:9", "--net-secret-file", str(secret),
             "--worker-memory-socket", str(tmp_path / "nobody.sock")]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["prefill_worker", *argv])
-    assert start.worker_main(Role.PREFILL, WORKER_SECTIONS, "", build) == 2
+    assert start.worker_main(Role.PREFILL, "", build) == 2
     logging.getLogger().handlers[0].flush()
     assert re.search(problem, capfd.readouterr().err)
 

@@ -13,7 +13,6 @@ from common.wire.values.block_key import (
     TextDigests,
     digests,
     keys_in_group,
-    keys_in_groups,
     pack_keys,
     root_of,
 )
@@ -91,6 +90,6 @@ def test_keys_travel() -> None:
 
 def test_keys_of_several_groups_are_those_of_each() -> None:
     keys, groups = [bytes([number] * 16) for number in range(6)], [0, 2, 1, 1, 7, 0]
-    marked = keys_in_groups(b"".join(keys), np.array(groups))
+    marked = keys_in_group(b"".join(keys), np.array(groups))
     assert marked == b"".join(map(keys_in_group, keys, groups))
-    assert keys_in_groups(marked, np.array(groups)) == b"".join(keys)
+    assert keys_in_group(marked, np.array(groups)) == b"".join(keys)

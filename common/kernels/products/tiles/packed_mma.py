@@ -113,16 +113,29 @@ def multiplying(dtype: str, bits: int, sums: int, excess: float, *, has_offsets:
             for i in results:
                 x_sum, side = f"${x_sums + 4 * at + i}", 4 * (i // 2) + at
                 lines += [f"add.f32 p{i}, p{i}, q{i};"] if sums == 1 else []
-                lines += [f"fma.rn.f32 p{i}, {x_sum}, {_float(-excess)}, p{i};"] if excess else []
+                lines += [f"fma.rn.f32 p{i}, {x_sum}, {float_of(-excess)}, p{i};"] if excess else []
                 lines += [f"fma.rn.f32 ${i}, p{i}, ${scales + side}, ${i};"]
                 lines += [f"fma.rn.f32 ${i}, {x_sum}, ${offsets + side}, ${i};"] if has_offsets else []
     return "\n".join(("{", *lines, "}"))
 
 
 @cache
-def constraints(bits: int) -> str:
-    """Return the constraints of what `widening` returns."""
-    return ",".join(["=r"] * PAIRS[bits] + ["r"])
+def adding(dtype: str, bits: int) -> tuple[str, str]:
+    """Return instructions that add products of a block's elements to results, and their constraints.
+
+    Operands are those of `multiplying` without sums of tokens, scales and offsets.
+    """
+    steps, upper, lower = STEPS[bits], 4, 4 + 4 * PAIRS[bits]
+    x = lower + 4 * PAIRS[bits]
+    before, total = x + 4 * THIRTIES[bits], "{" + ", ".join(_registers(0)) + "}"
+    lines: list[str] = []
+    for word in range(WORDS):
+        for step in range(steps):
+            a = tuple(f"${side + 4 * pair + word}" for pair in (2 * step, 2 * step + 1) for side in (upper, lower))
+            start = total if lines else "{" + ", ".join(_registers(before)) + "}"
+            lines.append(_mma(dtype, total, a, _tokens(x, steps * word + step), start))
+    each = ["=&f"] * 4 + ["r"] * (before - 4) + ["f"] * 4
+    return "\n".join(("{", *lines, "}")), ",".join(each)
 
 
 @cache
@@ -134,5 +147,5 @@ def operands(bits: int, sums: int, *, has_sums: bool, has_offsets: bool) -> tupl
     return ",".join(of_sums), ",".join(of_products)
 
 
-def _float(number: float) -> str:
+def float_of(number: float) -> str:
     return f"0f{struct.pack('>f', number).hex()}"

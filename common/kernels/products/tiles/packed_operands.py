@@ -5,23 +5,43 @@ products of 4 bits, or of four of 8. A pair of 4 bits becomes two numbers by a s
 the lowest bits of 128 in bfloat16, or of 1,024 in fp16, the other subtracts what is too much. Words of 8 bits become
 numbers as in `packed_mma`.
 
-Or codes of 8 bits become elements at once, in fp32, and are rounded once. There a code plus 128 is added to 32,768. One
-more instruction multiplies by the scale, subtracts, and adds the offset.
+Or codes become elements at once, in fp32, and are rounded to 16 bits. A choice of bytes adds a byte to a power of two.
+Codes of 4 bits are added to 128, those of 8 bits plus 128 to 32,768. One more instruction multiplies by the scale,
+subtracts, and adds the offset. So an element is off by half a unit of its last place. `2 ** -24` of the offset, and of
+that power of two times the scale, comes on top.
 """
 
 from functools import cache
+from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from common.kernels.products.tiles.packed_mma import ONE, PAIRS, POWER, word_of_bytes
+from common.kernels.products.tiles.packed_mma import ONE, PAIRS, POWER, float_of, word_of_bytes
 
+MIDDLE = 8
+"""Subtracted from codes of 4 bits without offsets."""
 LESS = {  # what a code of 4 bits is too large by, without and with offsets; negative, twice
     ("bf16", 8): 0xC308C308,
     ("bf16", 0): 0xC300C300,
     ("f16", 8): 0xE408E408,
     ("f16", 0): 0xE400E400,
 }
+
+
+class Place(NamedTuple):
+    """Place of a byte in the significand of a number of fp32."""
+
+    zero: int  # bytes of the number beside it
+    first: int  # choice of bytes for the lowest byte of a word
+    step: int  # from a byte's choice to that of the next
+    excess: int  # number of a byte that stands for zero
+
+    def choice(self, byte: int) -> int:
+        return self.first + self.step * byte
+
+
+PLACES = {4: Place(0x43000000, 0x7044, 0x100, 128), 8: Place(0x47000000, 0x7404, 0x10, 32_768 + 128)}
 
 
 @cache
@@ -39,26 +59,37 @@ def widening(dtype: str, bits: int, middle: int) -> str:
 
 
 @cache
-def scaling(dtype: str, *, has_offsets: bool) -> str:
-    """Return instructions that turn a word of 8 bits into two pairs of elements, rounded once.
+def scaling(dtype: str, bits: int, *, has_offsets: bool, numbers: int = 2) -> str:
+    """Return instructions that turn a word into pairs of elements, which are rounded from fp32.
 
-    Behind the word, both numbers of it bring the scale, and then the offset if there is one.
+    Behind the word, each of the `numbers` that it consists of brings the scale, and then the offset if there is one.
+    Codes of 4 bits without offsets are less `MIDDLE`.
     """
-    lines = [".reg .b32 plus, low, high;", ".reg .f32 less;", "xor.b32 plus, $2, 0x80808080;"]
-    lines += ["fma.rn.f32 less, $3, 0fC7008000, $5;" if has_offsets else "mul.rn.f32 less, $3, 0fC7008000;"]  # -32,896
-    for pair in range(PAIRS[8]):
-        for name, byte in (("low", pair), ("high", pair + 2)):
-            lines += [f"prmt.b32 {name}, plus, 0x47000000, {0x7404 + 0x10 * byte:#x};"]
-            lines += [f"fma.rn.f32 {name}, {name}, $3, less;"]
+    word, place = PAIRS[bits], PLACES[bits]
+    scale, offset = f"${word + 1}", f"${word + 1 + numbers}"
+    excess = float_of(-place.excess - (MIDDLE if bits == 4 and not has_offsets else 0))
+    lines = [".reg .b32 first, second, low, high;", ".reg .f32 less;"]
+    if bits == 4:  # bytes of every second code
+        lines += [f"and.b32 first, ${word}, 0x0F0F0F0F;", f"shr.u32 second, ${word}, 4;"]
+        lines += ["and.b32 second, second, 0x0F0F0F0F;"]
+    else:
+        lines += [f"xor.b32 first, ${word}, 0x80808080;"]
+    less = f"fma.rn.f32 less, {scale}, {excess}, {offset};" if has_offsets else f"mul.rn.f32 less, {scale}, {excess};"
+    lines.append(less)
+    for pair in range(PAIRS[bits]):
+        source, byte = ("first", pair) if bits == 8 else (("first", "second")[pair % 2], pair // 2)
+        for name, choice in (("low", place.choice(byte)), ("high", place.choice(byte + 2))):
+            lines += [f"prmt.b32 {name}, {source}, {place.zero:#x}, {choice:#x};"]
+            lines += [f"fma.rn.f32 {name}, {name}, {scale}, less;"]
         lines += [f"cvt.rn.{dtype}x2.f32 ${pair}, high, low;"]
     return "\n".join(("{", *lines, "}"))
 
 
 @cache
-def constraints(bits: int, *, has_scales: bool = False, has_offsets: bool = False) -> str:
+def constraints(bits: int, *, has_scales: bool = False, has_offsets: bool = False, numbers: int = 2) -> str:
     """Return the constraints of what `widening` and `scaling` return."""
-    numbers = ["f"] * (2 * (has_scales + has_offsets))
-    return ",".join(["=r"] * PAIRS[bits] + ["r"] + numbers)
+    beside = ["f"] * (numbers * (has_scales + has_offsets))
+    return ",".join(["=r"] * PAIRS[bits] + ["r"] + beside)
 
 
 @cache
@@ -74,14 +105,16 @@ def codes_layout() -> gl.DistributedLinearLayout:
 
 
 @cache
-def words_layout() -> gl.DistributedLinearLayout:
-    """Return the layout of the same numbers as `[64, chunk, word, second]`, of which a word shares a scale."""
+def words_layout(groups: int) -> gl.DistributedLinearLayout:
+    """Return the layout of the same numbers as `[64, chunk, group, word, second]`; words of a group share a scale."""
+    within = [[0, 0, 0, 1, 0], [0, 0, 0, 2, 0]][: (4 // groups).bit_length() - 1]
+    of_groups = [[0, 0, 1, 0, 0], [0, 0, 2, 0, 0]][: groups.bit_length() - 1]
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 2, 0], [8, 0, 0, 0]],
-        lane_bases=[[0, 1, 0, 0], [0, 2, 0, 0], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
-        warp_bases=[[16, 0, 0, 0], [32, 0, 0, 0]],
+        reg_bases=[[0, 0, 0, 0, 1], *within, *of_groups, [8, 0, 0, 0, 0]],
+        lane_bases=[[0, 1, 0, 0, 0], [0, 2, 0, 0, 0], [1, 0, 0, 0, 0], [2, 0, 0, 0, 0], [4, 0, 0, 0, 0]],
+        warp_bases=[[16, 0, 0, 0, 0], [32, 0, 0, 0, 0]],
         block_bases=[],
-        shape=[64, 4, 4, 2],
+        shape=[64, 4, groups, 4 // groups, 2],
     )
 
 
@@ -92,18 +125,18 @@ def _widened(numbers, beside, dtype: gl.constexpr, BITS: gl.constexpr, WIDEN: gl
 
     `beside` has scales and offsets `[64, 32]`, if codes are scaled.
     """
+    operands = (numbers,) + beside
     if BITS == 4:
         if dtype == gl.bfloat16:
             of_bf16: gl.constexpr = (gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16)
-            v = gl.inline_asm_elementwise(WIDEN, CONSTRAINTS, [numbers], dtype=of_bf16, is_pure=True, pack=2)
+            v = gl.inline_asm_elementwise(WIDEN, CONSTRAINTS, operands, dtype=of_bf16, is_pure=True, pack=2)
         else:
             of_f16: gl.constexpr = (gl.float16, gl.float16, gl.float16, gl.float16)
-            v = gl.inline_asm_elementwise(WIDEN, CONSTRAINTS, [numbers], dtype=of_f16, is_pure=True, pack=2)
+            v = gl.inline_asm_elementwise(WIDEN, CONSTRAINTS, operands, dtype=of_f16, is_pure=True, pack=2)
         codes = gl.join(gl.join(v[0], v[1]), gl.join(v[2], v[3]))
         codes = gl.permute(gl.reshape(codes, [64, 4, 4, 2, 2, 2]), [0, 2, 5, 4, 1, 3])  # pair, group, second, 8, 16
         codes = gl.reshape(codes, [64, 128])
     else:
-        operands = (numbers,) + beside
         if dtype == gl.bfloat16:
             two_bf16: gl.constexpr = (gl.bfloat16, gl.bfloat16)
             v = gl.inline_asm_elementwise(WIDEN, CONSTRAINTS, operands, dtype=two_bf16, is_pure=True, pack=2)
@@ -117,9 +150,10 @@ def _widened(numbers, beside, dtype: gl.constexpr, BITS: gl.constexpr, WIDEN: gl
 
 @gluon.jit
 def _beside_words(numbers, WORDS_LAYOUT: gl.constexpr, CODES_LAYOUT: gl.constexpr):
-    """Lay a number of each word `[64, 4]` out beside both numbers of a block's words, in fp32: `[64, 32]`."""
-    each = gl.expand_dims(gl.expand_dims(numbers.to(gl.float32), 1), 3)
-    each = gl.broadcast(each, gl.zeros([64, 4, 4, 2], gl.float32, WORDS_LAYOUT))[0]
+    """Lay a number of each group `[64, groups]` out beside both numbers of its words, in fp32: `[64, 32]`."""
+    GROUPS: gl.constexpr = numbers.shape[1]
+    each = gl.expand_dims(gl.expand_dims(gl.expand_dims(numbers.to(gl.float32), 1), 3), 4)
+    each = gl.broadcast(each, gl.zeros([64, 4, GROUPS, 4 // GROUPS, 2], gl.float32, WORDS_LAYOUT))[0]
     return gl.convert_layout(gl.reshape(each, [64, 32]), CODES_LAYOUT)
 
 
@@ -131,46 +165,20 @@ def _joined(halves, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def parts_of(codes, PARTS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Return an operand's groups of columns, as a tuple."""
-    parts = ()
-    if PARTS == 1:
-        parts = (codes,)  # type: ignore[assignment]
-    else:
-        first, second = gl.split(gl.permute(gl.reshape(codes, [64, 2, 64]), [0, 2, 1]))
-        if PARTS == 2:
-            parts = gl.convert_layout(first, LAYOUT), gl.convert_layout(second, LAYOUT)  # type: ignore[assignment]
-        else:
-            a, b = gl.split(gl.permute(gl.reshape(first, [64, 2, 32]), [0, 2, 1]))
-            c, d = gl.split(gl.permute(gl.reshape(second, [64, 2, 32]), [0, 2, 1]))
-            parts = (
-                gl.convert_layout(a, LAYOUT),
-                gl.convert_layout(b, LAYOUT),
-                gl.convert_layout(c, LAYOUT),
-                gl.convert_layout(d, LAYOUT),
-            )  # type: ignore[assignment]
-    return parts
-
-
-@gluon.jit
 def operand_of(ring, place, words, dtype: gl.constexpr, BITS: gl.constexpr, WIDEN: gl.constexpr,
                CONSTRAINTS: gl.constexpr, CODES_LAYOUT: gl.constexpr, WORDS_LAYOUT: gl.constexpr,
                LAYOUT: gl.constexpr):  # fmt: skip
     """Return a block of a ring, `[ROWS, 128]`, as an operand: codes, or elements if there are scales of words.
 
-    `words` has scales of both halves of the block, `[ROWS, 4]` each, then offsets if there are any.
+    `words` has scales of each tile of the block, `[ROWS, groups]` each, then offsets if there are any.
     """
-    if BITS == 4:
-        numbers = ring.index(place).load(CODES_LAYOUT)
-        a = _widened(numbers, (), dtype, BITS, WIDEN, CONSTRAINTS, LAYOUT)
-    else:
-        halves = ()
-        for half in gl.static_range(2):
-            beside = ()
-            for i in gl.static_range(len(words) // 2):
-                beside = beside + (_beside_words(words[2 * i + half], WORDS_LAYOUT, CODES_LAYOUT),)  # type: ignore[assignment]
-            numbers = ring.index(place * 2 + half).load(CODES_LAYOUT)
-            some = _widened(numbers, beside, dtype, BITS, WIDEN, CONSTRAINTS, LAYOUT)
-            halves = halves + (some,)  # type: ignore[assignment]
-        a = _joined(halves, LAYOUT)
-    return a
+    TILES: gl.constexpr = BITS // 4
+    tiles = ()
+    for tile in gl.static_range(TILES):
+        beside = ()
+        for i in gl.static_range(len(words) // TILES):
+            beside = beside + (_beside_words(words[TILES * i + tile], WORDS_LAYOUT, CODES_LAYOUT),)  # type: ignore[assignment]
+        numbers = ring.index(place * TILES + tile).load(CODES_LAYOUT)
+        some = _widened(numbers, beside, dtype, BITS, WIDEN, CONSTRAINTS, LAYOUT)
+        tiles = tiles + (some,)  # type: ignore[assignment]
+    return _joined(tiles, LAYOUT) if TILES == 2 else tiles[0]  # type: ignore[misc]

@@ -45,11 +45,10 @@ def load_codes(weight_desc, ring, barrier, slot, row, n, block, BLOCKS: gl.const
 
 
 @gluon.jit
-def load_tokens(x_desc, ring, barrier, slot, token, block, BLOCKS: gl.constexpr, PARTS: gl.constexpr):
-    """Begin loading a slot's tokens, from the block of columns `block` on, by parts of blocks that share scales."""
-    for i in gl.static_range(BLOCKS * PARTS):
-        start = block * 128 + i * (128 // PARTS)
-        tma.async_copy_global_to_shared(x_desc, [token, start], barrier, ring.index(slot * (BLOCKS * PARTS) + i))
+def load_tokens(x_desc, ring, barrier, slot, token, block, BLOCKS: gl.constexpr):
+    """Begin loading a slot's tokens, from the block of columns `block` on."""
+    for i in gl.static_range(BLOCKS):
+        tma.async_copy_global_to_shared(x_desc, [token, (block + i) * 128], barrier, ring.index(slot * BLOCKS + i))
 
 
 @gluon.jit

@@ -7,33 +7,42 @@ PREFETCH = gl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
 
 
 @gluon.jit
-def of_groups(ptr, starts, inside, block, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr, PARTS: gl.constexpr):
-    """Load the scales, or offsets, of each part of a block, `[ROWS, 1]` each, as a tuple; none without `ptr`."""
+def of_groups(ptr, starts, inside, block, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr):
+    """Load the scales, or offsets, of a block, `[ROWS, 1]`, as a tuple of one; none without `ptr`."""
     numbers = ()
     if ptr is not None:
-        for part in gl.static_range(PARTS):
-            group = (block * PARTS + part) // (GROUP * PARTS // 128)
-            some = gl.load(ptr + starts + group, mask=inside & (group < NUM_GROUPS), other=0.0).to(gl.float32)
-            numbers = numbers + (some[:, None],)  # type: ignore[assignment]
+        group = block // (GROUP // 128)
+        some = gl.load(ptr + starts + group, mask=inside & (group < NUM_GROUPS), other=0.0).to(gl.float32)
+        numbers = (some[:, None],)  # type: ignore[assignment]
     return numbers
 
 
 @gluon.jit
 def of_words(scales_ptr, offsets_ptr, starts, inside, block, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr,
-             LAYOUT: gl.constexpr):  # fmt: skip
-    """Load scales of words of both halves of a block, `[ROWS, 4]` each, then offsets if there are any, as a tuple."""
-    numbers = _of_halves(scales_ptr, starts, inside, block, NUM_GROUPS, GROUP, LAYOUT)
+             TILES: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
+    """Load scales of words of each tile of a block, `[ROWS, groups]` each, then offsets if there are any, as a tuple.
+
+    A thread loads those of a row's groups at once.
+    """
+    numbers = _of_tiles(scales_ptr, starts, inside, block, NUM_GROUPS, GROUP, TILES, LAYOUT)
     if offsets_ptr is not None:
-        numbers = numbers + _of_halves(offsets_ptr, starts, inside, block, NUM_GROUPS, GROUP, LAYOUT)
+        numbers = numbers + _of_tiles(offsets_ptr, starts, inside, block, NUM_GROUPS, GROUP, TILES, LAYOUT)
     return numbers
 
 
 @gluon.jit
-def _of_halves(ptr, starts, inside, block, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr, LAYOUT: gl.constexpr):
-    words = gl.arange(0, 4, gl.SliceLayout(0, LAYOUT))
+def _of_tiles(ptr, starts, inside, block, NUM_GROUPS: gl.constexpr, GROUP: gl.constexpr, TILES: gl.constexpr,
+              LAYOUT: gl.constexpr):  # fmt: skip
+    WIDTH: gl.constexpr = 128 // TILES
+    groups = gl.arange(0, WIDTH // GROUP if GROUP < WIDTH else 1, gl.SliceLayout(0, LAYOUT))
     numbers = ()
-    for half in gl.static_range(2):
-        group = ((block * 8 + half * 4 + words) // (GROUP // 16))[None, :]
+    for tile in gl.static_range(TILES):
+        begin = block * TILES + tile
+        if GROUP < WIDTH:
+            begin *= WIDTH // GROUP
+        else:
+            begin //= GROUP // WIDTH
+        group = (begin + groups)[None, :]
         mask = inside[:, None] & (group < NUM_GROUPS)
         numbers = numbers + (gl.load(ptr + starts[:, None] + group, mask=mask, other=0.0),)  # type: ignore[assignment]
     return numbers
@@ -44,7 +53,7 @@ def _prefetch_groups(ptr, starts, block, BLOCKS: gl.constexpr, NUM_GROUPS: gl.co
     """Ask for the lines of the scales, or offsets, of BLOCKS blocks; for none without `ptr`."""
     if ptr is not None:
         BYTES: gl.constexpr = ptr.dtype.element_ty.primitive_bitwidth // 8
-        group = block * (128 // GROUP) if GROUP < 128 else block // (GROUP // 128)
+        group = block * 128 // GROUP
         LINES: gl.constexpr = (BLOCKS * 128 // GROUP * BYTES + 127) // 128 + 1
         for line in gl.static_range(LINES):
             _prefetch(ptr + starts + gl.minimum(group + line * (128 // BYTES), NUM_GROUPS - 1))
