@@ -85,11 +85,16 @@ def pool_of(num_gpus: int, num_hosts: int) -> WorkerPool:
     return pool
 
 
+def demand_of(pool: WorkerPool) -> Demand:
+    """Make the demand of a request whose beginning all pools have."""
+    text = TextKeys(next(iter(pool)).ready.kv_layout, b"", array("Q", range(INPUTS // BLOCK_SIZE)))
+    return Demand(INPUTS, INPUTS + OUTPUTS, texts=(text,))
+
+
 def choice_ms(num_gpus: int, num_hosts: int) -> float:
     """Return the time of a choice, the least of some rounds: other programs cause any excess."""
     pool = pool_of(num_gpus, num_hosts)
-    text = TextKeys(next(iter(pool)).ready.kv_layout, b"", array("Q", range(INPUTS // BLOCK_SIZE)))
-    demand = Demand(INPUTS, INPUTS + OUTPUTS, texts=(text,))
+    demand = demand_of(pool)
     times_s = []
     for _ in range(ROUNDS):
         begin_s = time.perf_counter()
