@@ -1,10 +1,10 @@
-"""Write the tables of README.md and benchmarks/README.md from results.csv, each between two markers.
+"""Write the tables of README.md, benchmarks/README.md and docs/design/fronts.md, each between two markers.
 
     python -m benchmarks.tables            # write all tables
     python -m benchmarks.tables --check    # exit 1 if a page is out of date.
 
-A cell is the newest figure of a hardware, system and load: the median, if it was run several times under equal
-conditions. The lines under a table name days, commits, and how the servers were started.
+Rows are of results.csv. A cell is the newest figure of a hardware, system and load: the median, if it was run several
+times under equal conditions. The lines under a table name days, commits, and how the servers were started.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from benchmarks.tables.registry import TABLES
 from deploy.bench.origin import ROOT
 from deploy.bench.results import Row
 
-PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
+PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "docs" / "design" / "fronts.md")
 TABLE = re.compile(r"(<!-- table ([a-z0-9-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from benchmarks import simulated
+from benchmarks import scale, simulated
 from benchmarks.loads import FIRST_PAGE, PRESETS
 from benchmarks.tables.cells import H100, ONE_GPU, TWO_GPUS, TableData
 from benchmarks.tables.families import families_beside_vllm, family_steps
@@ -72,5 +72,6 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "router-memory": router_memory,
     "prompt-ids": prompt_ids,
     "simulated": simulated.table,
+    "scale": scale.table,
     "router-16-cores": partial(router, "16 x Intel(R) Xeon(R) Processor", "16"),
 }

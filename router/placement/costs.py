@@ -9,6 +9,7 @@ from common.wire.values.resumption import bytes_to_resume
 from router.placement.member import Member
 from router.placement.prefix_map import NOTHING, Found, PoolName
 from router.placement.route import MOVED_AT_ONCE, Cost, Demand
+from router.placement.text_keys import TextKeys
 from router.placement.worker_pool import WorkerPool
 
 MAX_HOLDERS = 8
@@ -47,6 +48,7 @@ class Costs:
     def __init__(self, demand: Demand, pool: WorkerPool) -> None:
         self._demand, self._pool = demand, pool
         self._found: dict[PoolName, Found] = {}
+        self._texts: dict[Member, TextKeys | None] = {}  # by whose layout has keys
         self._prompts: dict[Member, Cost] = {}  # by prefill worker
         self._moved: dict[PoolName, Moved] = {}  # by decode worker's pool
 
@@ -187,13 +189,16 @@ class Costs:
 
     def _look(self, worker: Member, owner: Member) -> tuple[Found, int]:
         """Return the prompt's cached blocks in the owner's pool, and tokens in a block, 0 without a lookup."""
-        text = self._demand.text_in(worker.ready.kv_layout) if self._demand.texts else None
-        if text is None or self._demand.num_tokens < worker.ready.prefix_min_tokens:
+        if worker not in self._texts:
+            is_long = self._demand.num_tokens >= worker.ready.prefix_min_tokens
+            self._texts[worker] = self._demand.text_in(worker.ready.kv_layout) if is_long else None
+        if (text := self._texts[worker]) is None:
             return NOTHING, 0
-        if owner.pool not in self._found:
-            most = (self._demand.num_tokens - 1) // text.block_size
-            self._found[owner.pool] = self._pool.prefixes.find(owner.pool, text.keys, most)
-        return self._found[owner.pool], text.block_size
+        pool = owner.pool
+        if (found := self._found.get(pool)) is None:
+            most = (self._demand.num_tokens - 1) // worker.block_size
+            found = self._found[pool] = self._pool.prefixes.find(pool, text.keys, most)
+        return found, worker.block_size
 
 
 def decode_load(worker: Member) -> float:

@@ -71,9 +71,14 @@ class Member:
     last_turn: int = 0  # turn of the last choice; breaks ties, so idle workers alternate
     speeds: Speeds = UNKNOWN
     block_size: int = field(init=False)  # tokens of a block
+    pool: PoolName = field(init=False)
+    """Owner of the worker's KV blocks; workers with a common pool share prefixes and hand over without copying."""
 
     def __post_init__(self) -> None:
-        self.block_size = self.ready.kv_layout.block_size
+        ready = self.ready
+        self.block_size = ready.kv_layout.block_size
+        owner = (ready.memory_server_id, ready.pool_id) if ready.memory_server_id else (ready.worker_id, ready.epoch)
+        self.pool = owner
         self.work.expected_blocks = self.ready.kv_layout.nothing
 
     @property
@@ -93,12 +98,6 @@ class Member:
     def gpu(self) -> str:
         """Device of the worker, perhaps shared with others: the GPU's UUID, or "cpu"."""
         return self.ready.device.split()[-1]
-
-    @property
-    def pool(self) -> PoolName:
-        """Owner of the worker's KV blocks; workers with a common pool share prefixes and hand over without copying."""
-        ready = self.ready
-        return (ready.memory_server_id, ready.pool_id) if ready.memory_server_id else (ready.worker_id, ready.epoch)
 
     def uses(self, server_id: str, epoch: int) -> bool:
         """Tell whether the worker's pool lies in memory of that memory server."""

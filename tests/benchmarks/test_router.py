@@ -5,7 +5,10 @@ import pytest
 from benchmarks import router_streams
 from benchmarks.router import main
 from benchmarks.router_bodies import LOADS, names
+from benchmarks.scale import BETWEEN, IN_HOST, demand_of, pool_of
+from common.wire.messages.worker import Role
 from deploy.bench.results import read_rows
+from router.placement.choice import choose
 
 FIGURES = ("gap_p99", "gap_max", "live_max", "memory_peak", "memory_after", "router_cpu", "request_throughput")
 OF_BURSTS = ("dispatch", "loop_of_dispatch", "cpu_of_dispatch")
@@ -45,3 +48,12 @@ def test_an_unknown_load_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match="'texts'"):
         names("nothing;texts")
     assert names("; ".join(LOADS)) == list(LOADS)
+
+
+def test_choices_are_measured_of_all_pairs_and_the_best_is_within_a_host() -> None:
+    pool = pool_of(8, 2)
+    route = choose(pool, demand_of(pool))
+    assert route is not None and route.num_pairs == 64
+    assert int(route.prefill.id.split("-")[1]) // 4 == int(route.decode.id.split("-")[1]) // 4
+    decode = next(worker for worker in pool if worker.ready.role is Role.DECODE)
+    assert {rate: len(members) for rate, members in pool.paths.by_rate(decode).items()} == {IN_HOST: 3, BETWEEN: 4}
