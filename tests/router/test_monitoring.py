@@ -1,4 +1,4 @@
-"""Alerts, the dashboard and the chart ask for what the router tells: who renames a metric or label hears of it here."""
+"""Alerts, the dashboard and the chart ask for what the router and a front tell: who renames something hears of it."""
 
 import re
 
@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.base.exposition import exposition
+from router.front.counts import Counts
 from tests.router.conftest import Client, Cluster
 from tests.router.workers.test_memory_servers import FakeMemory
 from tests.support.monitoring import NAME, alerts, asked_by_chart, asked_by_dashboard, dashboard, legends
@@ -21,12 +22,13 @@ Told = dict[str, dict[str, set[str]]]
 
 @pytest.fixture
 async def told(client: Client, cluster: Cluster) -> Told:
-    """By a system of a worker of each kind and a memory server, after a completion."""
+    """By a system of a worker of each kind and a memory server, after a completion, and by a front."""
     memory = FakeMemory(cluster, "memory-0")
     server = cluster.service.memory_servers
     await cluster.until(lambda: any(each.beat for each in server), "the memory server")
     await client.completions.create(model="tiny", prompt="the quick", max_tokens=4, extra_body={"ignore_eos": True})
-    text = (await exposition(cluster.service.metrics.families())).decode()
+    families = [*cluster.service.metrics.families(), *Counts().families(0, 0, has_session=True)]
+    text = (await exposition(families)).decode()
     memory.kill()
     found: Told = {}
     for family in text_string_to_metric_families(text):

@@ -113,7 +113,8 @@ def both(request: Any, model_dir: Path, tmp_path_factory: pytest.TempPathFactory
     path.mkdir()
     library = made(request.param)
     library.save(str(path / "tokenizer.json"))
-    (path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
+    config = json.loads((model_dir / "config.json").read_text()) | {"vocab_size": library.get_vocab_size()}
+    (path / "config.json").write_text(json.dumps(config))
     (path / "generation_config.json").write_bytes((model_dir / "generation_config.json").read_bytes())
     return Tokenizer(ModelSection(path=str(path)), SIZE), library
 
