@@ -77,7 +77,7 @@ def start(layout: Layout, at_once: float, model: str, flags: Flags) -> str:
     gpus, at_once = ",".join(map(str, range(layout.num_gpus))), math.ceil(at_once)
     room = f" --router-max-requests {4 * at_once}" if at_once > RouterSection().max_requests // 4 else ""
     if layout.num_hosts > 1:
-        return _start_hosts(layout, model, room + (f" {flags.workers}" if flags.workers else ""))
+        return _start_hosts(layout, model, room, f" {flags.workers}" if flags.workers else "")
     given = {"ROUTER": flags.router, "PREFILL": flags.workers, "DECODE": flags.workers}
     variables = "".join(f" BATON_{name}_FLAGS='{text}'" for name, text in given.items() if text)
     room += f" {flags.workers}" if flags.workers else ""
@@ -89,14 +89,14 @@ def start(layout: Layout, at_once: float, model: str, flags: Flags) -> str:
     )
 
 
-def _start_hosts(layout: Layout, model: str, more: str) -> str:
-    """Return a command for each host, the same ones together; `more` are flags of all."""
+def _start_hosts(layout: Layout, model: str, room: str, more: str) -> str:
+    """Return a command for each host, the same ones together; `room` is for the router, `more` for all."""
     wire = "--net-secret-file secret --net-router-endpoint tcp://ROUTER:5570 --net-advertise HOST"
     gpus = ",".join(map(str, range(layout.gpus_of_host)))
     parts = layout.parts
     first = next(part for part in parts if part[1])
     parts.remove(first)
-    lines = [f"    1 host: baton serve {shlex.quote(model)} {_counts(first)} --gpus {gpus} {wire}{more}"]
+    lines = [f"    1 host: baton serve {shlex.quote(model)} {_counts(first)} --gpus {gpus} {wire}{room}{more}"]
     for part, count in Counter(parts).items():
         hosts = f"{count} host{'s' * (count > 1)}"
         lines.append(f"    {hosts}: baton join {shlex.quote(model)} {_counts(part)} --gpus {gpus} {wire}{more}")

@@ -111,11 +111,12 @@ def _add_mps(parser: argparse.ArgumentParser) -> None:
 def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
     """Return the requested workers.
 
-    Raises ConfigError for prefill workers without a KV transport, or the reverse; see also `_fleet`.
+    Raises ConfigError for prefill workers without a KV transport, or the reverse unless some may join from other hosts;
+    see also `_fleet`.
     """
     hands_off = config.kv.transport != "none"
     num_prefill = int(hands_off) if args.prefill is None else args.prefill
-    if hands_off != (num_prefill > 0):
+    if hands_off != (num_prefill > 0) and not (hands_off and config.net.advertise):
         raise ConfigError(
             f"--prefill {num_prefill} and kv.transport = {config.kv.transport}: kv.transport is none without "
             "prefill workers, and only then; set both, or leave --prefill out"

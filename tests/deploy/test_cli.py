@@ -105,7 +105,10 @@ def test_settings_that_serve_nothing_are_refused_before_anything_starts(
     assert re.search(message, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(("argv", "num_prefill"), [("", 1), ("--prefill 3", 3), ("--kv-transport none", 0)])
+@pytest.mark.parametrize(
+    ("argv", "num_prefill"),
+    [("", 1), ("--prefill 3", 3), ("--kv-transport none", 0), ("--prefill 0 --net-advertise 10.0.0.1", 0)],
+)
 def test_prefill_workers_follow_the_transport(argv: str, num_prefill: int) -> None:
     args = build_parser().parse_args(["serve", "m", *argv.split()])
     assert fleet_of(args, from_flags(Config, args)).num_prefill == num_prefill

@@ -264,6 +264,12 @@ def test_a_plan_says_formula_candidates_and_command(
             1,
             "KV blocks take 101% of what the hosts' links carry",
         ),
+        (
+            "--rate 60 --ttft-ms 400 --tpot-ms 20 --workers 2P2D --gpus 2 --hosts 2 --host-gb-per-s 40 --spread",
+            0,
+            "    1 host: baton serve MODEL --prefill 0 --decode 2 --gpus 0,1 .*\n"
+            "    1 host: baton join MODEL --prefill 2 --decode 0 --gpus 0,1 --net-secret-file secret",
+        ),
         ("--rate 3 --ttft-ms 90 --hosts 2", 2, "say how fast KV blocks travel between them"),
     ],
 )
