@@ -70,7 +70,8 @@ def model_tokens(
     End ids missing in its tokenizer are dropped with a warning. `slices` are parts of the tokens to compute masks
     faster; None takes llguidance's own.
     """
-    source = open_model(path).tokenizer() if is_gguf(path) else str(path / TOKENIZER)  # a text, or the name of a file
+    files = open_model(path)
+    source = files.tokenizer() if is_gguf(path) else str(path / TOKENIZER)  # a text, or the name of a file
     try:
         return llguidance.LLTokenizer(source, n_vocab=vocab, eos_token=list(end_ids) or None, slices=slices)
     except ValueError:
@@ -79,7 +80,7 @@ def model_tokens(
     if len(known) < len(end_ids):
         logger.warning("grammars end no text with %s: the tokenizer has %d tokens", set(end_ids) - set(known), size)
     if size > vocab:
-        source = first_tokens(source if is_gguf(path) else (path / TOKENIZER).read_text(), vocab)
+        source = first_tokens(files.tokenizer(), vocab)
     return llguidance.LLTokenizer(source, n_vocab=vocab, eos_token=known or None, slices=slices)
 
 

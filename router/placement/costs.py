@@ -58,10 +58,8 @@ class Costs:
         prompt, load = self.prompt(prefill), decode_load(decode)
         if prefill.pool == decode.pool:
             return prompt._replace(load=load)
-        num_moved, moving = (
-            self._moved_to(decode).num_tokens,
-            self.moving(decode, self._pool.paths.rate(prefill, decode)),
-        )
+        num_moved = self._moved_to(decode).num_tokens
+        moving = self.moving(decode, self._pool.paths.rate(prefill, decode))
         return prompt._replace(num_moved=prompt.num_moved + num_moved, moving=prompt.moving + moving, load=load)
 
     def prompt(self, prefill: Member) -> Cost:
@@ -138,15 +136,11 @@ class Costs:
 
     def _saved_us(self, prefill: Member, holder: Member, num_here: int) -> float:
         """Return the time saved by taking a holder's blocks, negative if computing is faster, 0 if unknown."""
-        rate, block_us, block_size = (
-            self._pool.paths.rate(prefill, holder),
-            prefill.speeds.block_us,
-            prefill.block_size,
-        )
+        rate, block_us = self._pool.paths.rate(prefill, holder), prefill.speeds.block_us
         if not rate or not block_us:
             return 0.0
         num_taken = self._found_by(prefill, holder, self._demand.num_tokens - 1) - num_here
-        num_places = num_taken // block_size
+        num_places = num_taken // prefill.block_size
         return num_places * block_us - pull_us(bytes_to_resume(prefill.ready.kv_layout, num_places), rate)
 
     def _moved_to(self, decode: Member) -> Moved:

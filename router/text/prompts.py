@@ -98,12 +98,13 @@ class Encoding:
 
 def check_vocabulary(name: str, ids: Sequence[int], vocab_size: int) -> None:
     """Raise RequestError for an id outside of the vocabulary; an array must not be empty."""
-    highest = _highest(ids) if isinstance(ids, array) else max(ids, default=0)
-    if highest >= vocab_size:
-        raise wrong(name, highest, f"token ids from 0 to {vocab_size - 1}, the model's vocabulary")
+    most = highest(ids) if isinstance(ids, array) else max(ids, default=0)
+    if most >= vocab_size:
+        raise wrong(name, most, f"token ids from 0 to {vocab_size - 1}, the model's vocabulary")
 
 
-def _highest(ids: TokenIds) -> int:
+def highest(ids: TokenIds) -> int:
+    """Return the highest id of an array that is not empty."""
     import numpy as np  # here, because processes without arrays need no numpy
 
     return int(np.frombuffer(ids, np.int32).max())

@@ -33,7 +33,7 @@ from router.text.control_tokens import ControlTokens
 from router.text.detokenizer import Decode, Piece, pieces_of
 from router.text.formats.registry import FORMATS
 from router.text.model_info import ModelInfo
-from router.text.prompts import MAX_CHARS_PER_TOKEN, Encoding, Prompt, TokenIds, too_long
+from router.text.prompts import MAX_CHARS_PER_TOKEN, Encoding, Prompt, TokenIds, highest, too_long
 from router.text.text_cache import TextCache, TextCounts
 from router.text.text_cuts import Cuts, cuts_of
 
@@ -248,9 +248,9 @@ class Tokenizer:
 
     def _encode_text(self, text: str, max_model_len: int, encoding: Encoding) -> TokenIds:
         ids = self._encoder.encode(text, max_model_len, encoding)
-        if self._has_more_tokens and ids and (highest := max(ids)) >= self.info.vocab_size:
+        if self._has_more_tokens and ids and (most := highest(ids)) >= self.info.vocab_size:
             raise RequestError(
-                f"the prompt has {self._tokenizer.id_to_token(highest)!r}, token {highest} of the tokenizer; "
+                f"the prompt has {self._tokenizer.id_to_token(most)!r}, token {most} of the tokenizer; "
                 f"the model has tokens 0 to {self.info.vocab_size - 1}: leave it out",
                 param="prompt",
                 code="invalid_value",

@@ -52,8 +52,7 @@ def asked_for(kernels: Iterable[Any]) -> set[Extension]:
         asked.add(Extension(name, src))
         return Unloaded()
 
-    nvidia.library_dirs = list
-    vars(nvidia)["compile_module_from_src"] = note
+    vars(nvidia).update(library_dirs=list, compile_module_from_src=note)
     active = nvidia.triton.runtime.driver.active
     active.utils = nvidia.CudaUtils()
     for kernel in kernels:
