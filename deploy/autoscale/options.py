@@ -71,8 +71,8 @@ def autoscale_of(args: argparse.Namespace, num_prefill: int, num_decode: int) ->
         return None
     if not num_prefill:
         raise ConfigError(
-            "--autoscale and kv.transport = none: decode workers compute prompts themselves, so there are no roles to "
-            "change; leave one of the two out"
+            "--autoscale without prefill workers (--prefill 0, or kv.transport = none): there are no roles to change; "
+            "leave one of the two out"
         )
     if num_prefill + num_decode < FEWEST_WORKERS:
         raise ConfigError(
