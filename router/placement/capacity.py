@@ -42,4 +42,5 @@ def layouts(workers: Iterable[Member]) -> set[KVLayout]:
     """Return layouts of reusable blocks; none if their place cannot influence a choice."""
     if not has_choice(workers):
         return set()
-    return {worker.ready.kv_layout for worker in workers if worker.ready.kv_layout.is_reusable}
+    shared = {id(worker.layout): worker.layout for worker in workers}  # each is there once, and takes long to hash
+    return {layout for layout in shared.values() if layout.is_reusable}

@@ -58,6 +58,13 @@ class Work:
         self.member.changed.add(self.member)
 
 
+@dataclass(slots=True)
+class Outputs:
+    """Count of output tokens of the assigned sequences, apart because each token changes it."""
+
+    num_tokens: int = 0
+
+
 CHOSEN_BY = frozenset({"ready", "beat", "draining", "need", "silent", "last_turn", "speeds"})
 """Fields of a member on which choices depend, besides its work."""
 
@@ -79,7 +86,7 @@ class Member:
     need: Need | None = None  # a standby with a need serves like an ordinary worker
     silent: bool = False  # gets no new work until the next heartbeat
     work: Work = field(init=False)
-    num_outputs: int = 0  # output tokens of the assigned sequences
+    outputs: Outputs = field(default_factory=Outputs)
     last_turn: int = 0  # turn of the last choice; breaks ties, so idle workers alternate
     speeds: Speeds = UNKNOWN
     layout: KVLayout = field(init=False)  # an object that workers share if it is equal
