@@ -105,11 +105,12 @@ class KVPaths:
 
     def count(self, prefills: Collection[Member], decodes: Collection[Member]) -> int:
         """Count the proven paths from some prefill workers to some decode workers."""
-        among = set(prefills)
-        others = self._by_rate.keys() - decodes if len(decodes) < len(self._by_rate) else ()
+        num_from = sum(map(len, map(self._partners.__getitem__, prefills)))
+        if len(decodes) == len(self._by_rate):  # all
+            return num_from
+        among, others = set(prefills), self._by_rate.keys() - decodes
         if len(others) > len(decodes):
             return sum(len(among & self.partners(decode)) for decode in decodes)
-        num_from = sum(map(len, map(self._partners.__getitem__, prefills)))
         return num_from - sum(len(among & self.partners(decode)) for decode in others)
 
     def is_proven(self, prefill: Member, decode: Member) -> bool:

@@ -6,6 +6,7 @@ best of other pools at each rate. Decode workers are looked at by ascending load
 until no other can be as good.
 """
 
+import math
 from collections.abc import Iterator, Sequence, Set
 from heapq import heapify, heappop, heappush
 
@@ -35,58 +36,69 @@ class Pairing:
         self._first: list[Member] = []  # the best prefill workers, in order, as far as asked for
         self._next = self._by_cost(prefills)
         self._best: tuple[Order, Pair] | None = None
+        self._limit = math.inf  # cost of the best pair, if without an avoided worker: a dearer one cannot win
 
     def best(self, decodes: Sequence[Member], alone: Sequence[Member]) -> Pair | None:
         """Return the best pair; a worker of `alone` forms a pair with itself."""
         for decode in self._avoided_last(alone):
             weight = self._weight(decode)
-            if self._is_beaten(decode is self._avoided, False, self._costs.least + weight):
+            if self._costs.least + weight > self._limit:
                 break
             self._offer(decode, decode, weight)
         if self._with_room:
-            is_avoided, floor, *_ = self._prompt_order(self._best_of(self._with_room))
+            floor = self._prompt_order(next(self._in_order()))[1]
             for decode in self._avoided_last(decodes):
-                bound = decode is self._avoided, is_avoided, floor + self._weight(decode)
-                if self._is_beaten(*bound):
+                least = floor + self._weight(decode)
+                if least > self._limit:
                     break
-                if not self._is_beaten(*bound, decode.last_turn):
-                    self._offer_pairs(decode, bound)
-        return self._best[1] if self._best is not None else None
+                if not (self._best and least == self._limit and decode.last_turn > self._best[0][3]):
+                    self._offer_pairs(decode, least)
+        return self._best[1] if self._best else None
 
-    def _offer_pairs(self, decode: Member, bound: tuple[bool, bool, float]) -> None:
-        """Offer the best prefill worker in a decode worker's pool, and the best outside of it at each rate."""
+    def _offer_pairs(self, decode: Member, least: float) -> None:
+        """Offer the best prefill worker in a decode worker's pool, and the best outside of it at each rate.
+
+        Args:
+            least: cost of the pair with the best of all prefill workers, if nothing had to be moved.
+        """
         weight, partners = self._weight(decode), self._paths.partners(decode)
         here = self._roster.by_pool(Role.PREFILL).get(decode.pool, ())
         if able := [prefill for prefill in here if prefill in self._with_room and prefill in partners]:
             self._offer(min(able, key=self._prompt_order), decode, weight)
-        are_avoided, least = bound[:2], bound[2]
         for rate, members in self._paths.by_rate(decode).items():
             moving = self._costs.moving(decode, rate)
-            if not (self._is_beaten(*are_avoided, least + moving) or members.isdisjoint(self._with_room)):
-                self._offer(self._best_of(members), decode, weight, moving)
+            if least + moving <= self._limit and not members.isdisjoint(self._with_room):
+                self._offer_best(members, decode, weight, moving)
+
+    def _offer_best(self, members: Set[Member], decode: Member, weight: float, moving: float) -> None:
+        """Offer the best of some prefill workers by the shorter way: many are soon met in order, if they may win."""
+        if 4 * len(members) ** 2 < len(self._with_room):
+            self._offer(min(members & self._with_room, key=self._prompt_order), decode, weight, moving)
+            return
+        for prefill in self._in_order():
+            if self._prompt_order(prefill)[1] + weight + moving > self._limit:
+                return
+            if prefill in members:
+                self._offer(prefill, decode, weight, moving)
+                return
 
     def _offer(self, prefill: Member, decode: Member, weight: float, moving: float = 0.0) -> None:
         """Keep a pair if it is the best so far."""
-        order = self._order(prefill, decode, self._prompt_order(prefill)[1] + weight + moving)
+        cost = self._prompt_order(prefill)[1] + weight + moving
+        if cost > self._limit:
+            return
+        order = self._order(prefill, decode, cost)
         if self._best is None or order < self._best[0]:
             self._best = order, (prefill, decode)
+            if self._avoided not in (prefill, decode):
+                self._limit = cost
 
-    def _is_beaten(self, *bound: float) -> bool:
-        """Tell whether the best pair so far is better than any whose order is not before a bound."""
-        return self._best is not None and bound > self._best[0]
-
-    def _best_of(self, members: Set[Member]) -> Member:
-        """Return the best of `members`, some with room, by the shorter way: many are soon met in order."""
-        if 4 * len(members) ** 2 < len(self._with_room):
-            return min(members & self._with_room, key=self._prompt_order)
-        for worker in self._first:
-            if worker in members:
-                return worker
+    def _in_order(self) -> Iterator[Member]:
+        """Yield prefill workers, the best first."""
+        yield from self._first
         for worker in self._next:
             self._first.append(worker)
-            if worker in members:
-                return worker
-        raise AssertionError("no member has room")
+            yield worker
 
     def _by_cost(self, prefills: Sequence[Member]) -> Iterator[Member]:
         """Yield workers in order. A backlog, and the least that the prompt costs behind any, tell when to go on."""

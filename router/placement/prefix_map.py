@@ -255,33 +255,31 @@ class PrefixMap:
         self._drop_late()
         keys, packed, now_s, most = text.keys, text.keys.tobytes(), self._clock(), (num_tokens - 1) // text.block_size
         by_run: defaultdict[bytes, list[PoolContents]] = defaultdict(list)
+        first, size = keys[0], keys.itemsize
         for contents in self._with_beginning(keys[:1], layout):
-            by_run[contents.runs.get(keys[0], b"")].append(contents)
+            by_run[contents.runs.get(first, b"")].append(contents)
         runs: dict[int, bytes] = {}  # beginnings of this text, by length
         for run, pools in by_run.items():
-            known = len(run) // keys.itemsize if packed.startswith(run) else 0
-            further = pools
+            known = len(run) // size if packed.startswith(run) else 0
+            further = set(pools)
             if known:
-                runs[known], further = run, _having(pools, keys[known]) if known < len(keys) else []
-                ending = (
-                    [each.pool for each in pools if each not in further] if further else [each.pool for each in pools]
-                )
-                found[Found(known, num_alike=known)] += ending
+                runs[known], further = run, set(_having(pools, keys[known]) if known < len(keys) else ())
+                found[Found(known, num_alike=known)] += [each.pool for each in pools if each not in further]
             for contents in further:
                 here = contents.find(keys, now_s, most, known)
                 found[here].append(contents.pool)
                 if contents.is_plain and (num_there := here.num_there) > known:
                     if num_there in runs:
-                        contents.remember(keys[0], runs[num_there])
-                    runs.setdefault(num_there, packed[: num_there * keys.itemsize])
+                        contents.remember(first, runs[num_there])
+                    runs.setdefault(num_there, packed[: num_there * size])
         return found
 
     def _with_beginning(self, first: "array[int]", layout: KVLayout) -> Collection[PoolContents]:
         """Return the pools of a layout that may have blocks of a text with this first key."""
-        pools = [contents for contents in self._pools.values() if contents.layout is layout]
-        number = layout.main
-        is_needed = layout.groups[number].is_append_only
-        return _having(pools, *short_keys_in_group(first, number)) if is_needed else pools
+        pools, number = [contents for contents in self._pools.values() if contents.layout is layout], layout.main
+        if not layout.groups[number].is_append_only:
+            return pools
+        return _having(pools, *(short_keys_in_group(first, number) if number else first))
 
     def _drop_late(self) -> None:
         now_s = self._clock()
