@@ -79,8 +79,8 @@ def fetch(
 ):
     """Draw items and fetch tiles of tokens and weights, as slots become free: the task of a warp.
 
-    If GATED, halves of weights are of gate and of up; else they follow each other. With SPLITS, items follow each other
-    that have the same tiles, and `steps` each of K; what lies past the end of K is fetched as zeros.
+    If GATED, halves of weights are of gate and of up; else they follow each other. SPLITS items after each other have
+    the same tiles, and `steps` each of K. Past the end of K, zeros are fetched.
     """
     x_ring, weight_ring, _, item_smem, item_full, item_empty, full, empty = shared
     tiles_m, tiles_n, steps = work
