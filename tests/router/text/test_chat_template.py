@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from common.base.errors import RequestError
+from common.base.errors import ConfigError, RequestError
 from common.checkpoint.files import DirectoryFiles
 from router.text.chat_template import ChatTemplate, load_chat_template
 from router.text.formats.shapes import ToolFormat
@@ -144,6 +144,14 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     assert found([{"name": "rag", "template": "a"}, {"name": "default", "template": "b"}]) == "b"
     (tmp_path / "chat_template.jinja").write_text("of its own file")
     assert found("x") == "of its own file"
+
+
+@pytest.mark.parametrize("field", ["chat_template", "bos_token"])
+def test_a_template_that_is_not_unicode_is_an_error_of_the_model(tmp_path: Path, field: str) -> None:
+    config = {"chat_template": "{{ bos_token }}", "bos_token": "<s>"} | {field: "\ud800"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json: its texts are not valid Unicode"):
+        load_chat_template(DirectoryFiles(tmp_path))
 
 
 def test_the_demo_models_chat_is_a_dialogue() -> None:
