@@ -56,11 +56,13 @@ class Costs:
         self._look()
         self._alike: dict[int, Cost] = {}  # by id of what is found, where nothing can be restored or taken
         self._prompts: dict[Member, Cost] = {}  # by prefill worker, elsewhere
-        self._moved: dict[tuple[int, int], Moved] = {}  # by id of what is found, and of the layout
+        self._moving: dict[tuple[int, int, float], float] = {}  # by id of what is found, id of the layout, and rate
         self._owners: dict[int, list[Member]] = {}  # by tokens, less than those owners have
         takes = self._held and any(worker.ready.takes_replies for worker in self._roster.prefills)
         self.most_taken = self.most_held(Role.DECODE) if takes else 0
         """The most tokens of the prompt that some prefill worker may take from a decode worker."""
+        self.least = demand.num_tokens - next(iter(self._held), 0)
+        """No worker would compute fewer tokens of the prompt."""
 
     def of(self, pair: Pair) -> Cost:
         """Return the cost of a pair."""
@@ -100,9 +102,14 @@ class Costs:
 
         Blocks that are there already are not moved.
         """
-        moved, token_us = self._moved_to(decode), self._roster.token_us  # of all: costs of all pairs have one unit
-        least = moved.num_tokens / MOVED_AT_ONCE
-        return max(least, pull_us(moved.num_bytes, gb_per_s) / token_us) if gb_per_s and token_us else least
+        key = id(self._found_for(decode)), id(decode.layout), gb_per_s
+        if (cost := self._moving.get(key)) is None:
+            moved, token_us = self._moved_to(decode), self._roster.token_us  # of all: costs of all pairs have one unit
+            cost = moved.num_tokens / MOVED_AT_ONCE
+            if gb_per_s and token_us:
+                cost = max(cost, pull_us(moved.num_bytes, gb_per_s) / token_us)
+            self._moving[key] = cost
+        return cost
 
     def holder_for(self, prefill: Member) -> Member | None:
         """Return the decode worker to take blocks from: one with more than the prefill worker has or restores."""
@@ -113,11 +120,6 @@ class Costs:
         """Return the most tokens of the prompt in a pool of some worker of a role, or in host memory behind."""
         pools = self._roster.by_pool(role).keys()
         return next((tokens for tokens, holding in self._held.items() if not pools.isdisjoint(holding)), 0)
-
-    @property
-    def least(self) -> int:
-        """The prompt tokens that any worker would compute are no fewer."""
-        return self._demand.num_tokens - next(iter(self._held), 0)
 
     def ahead(self) -> tuple[Set[Member], float]:
         """Return the prefill workers of the few pools with most of the prompt, and a bound.
@@ -183,15 +185,11 @@ class Costs:
 
     def _moved_to(self, decode: Member) -> Moved:
         """Return what has to be moved into the decode worker's pool from any other."""
-        found, layout = self._found_for(decode), decode.layout
-        if (moved := self._moved.get((id(found), id(layout)))) is None:
-            block_size, num_tokens = decode.block_size, self._demand.num_tokens
-            num_places = -(-num_tokens // block_size)
-            num_alike = min(found.num_alike, num_places)
-            moved = self._moved[id(found), id(layout)] = Moved(
-                num_tokens - min(num_alike * block_size, num_tokens), bytes_to_resume(layout, num_places, num_alike)
-            )
-        return moved
+        block_size, num_tokens = decode.block_size, self._demand.num_tokens
+        num_places = -(-num_tokens // block_size)
+        num_alike = min(self._found_for(decode).num_alike, num_places)
+        num_moved = num_tokens - min(num_alike * block_size, num_tokens)
+        return Moved(num_moved, bytes_to_resume(decode.layout, num_places, num_alike))
 
     def _restored_for(self, worker: Member, found: Found) -> Restored:
         """Return tokens restored from host memory by the worker's memory server, none if copying is not worthwhile."""

@@ -7,7 +7,7 @@ until no other can be as good.
 """
 
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from heapq import heapify, heappop, heappush
 
 from common.wire.messages.worker import Role
@@ -63,18 +63,25 @@ class Pairing:
         """
         weight, partners = self._weight(decode), self._paths.partners(decode)
         here = self._roster.by_pool(Role.PREFILL).get(decode.pool, ())
-        if able := [prefill for prefill in here if prefill in self._with_room and prefill in partners]:
-            self._offer(min(able, key=self._prompt_order), decode, weight)
+        self._offer_few([prefill for prefill in here if prefill in partners], decode, weight)
         for rate, members in self._paths.by_rate(decode).items():
             moving = self._costs.moving(decode, rate)
-            if least + moving <= self._limit and not members.isdisjoint(self._with_room):
-                self._offer_best(members, decode, weight, moving)
+            if least + moving > self._limit:
+                continue
+            if 4 * len(members) ** 2 < len(self._with_room):  # the shorter way: of many, one is soon met in order
+                self._offer_few(members, decode, weight, moving)
+            elif not members.isdisjoint(self._with_room):
+                self._offer_first(members, decode, weight, moving)
 
-    def _offer_best(self, members: Set[Member], decode: Member, weight: float, moving: float) -> None:
-        """Offer the best of some prefill workers by the shorter way: many are soon met in order, if they may win."""
-        if 4 * len(members) ** 2 < len(self._with_room):
-            self._offer(min(members & self._with_room, key=self._prompt_order), decode, weight, moving)
-            return
+    def _offer_few(self, members: Iterable[Member], decode: Member, weight: float, moving: float = 0.0) -> None:
+        """Offer the best of few prefill workers, of those that may win."""
+        least, limit = self._costs.least, self._limit
+        able = [each for each in members if each.work.outstanding_tokens + least + weight + moving <= limit]
+        if able := [each for each in able if each in self._with_room]:
+            self._offer(min(able, key=self._prompt_order), decode, weight, moving)
+
+    def _offer_first(self, members: Set[Member], decode: Member, weight: float, moving: float) -> None:
+        """Offer the first in order of many prefill workers, unless all that may win are others."""
         for prefill in self._in_order():
             if self._prompt_order(prefill)[1] + weight + moving > self._limit:
                 return
