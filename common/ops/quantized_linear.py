@@ -18,7 +18,7 @@ from common.kernels.elementwise.rms_norm import quantized_rms_norm
 from common.kernels.products.quantized_gemv import COLUMNS as GEMV_COLUMNS
 from common.kernels.products.quantized_gemv import quantized_gemv
 from common.kernels.products.quantized_ring import quantized_ring
-from common.kernels.products.quantized_skinny import quantized_skinny
+from common.kernels.products.skinny_gemm import skinny_gemm
 from common.ops import reference
 from common.ops.base import BLOCK, Activation, Norm, Residual, Weight
 from common.ops.code_products import Codes, Ending, multiply
@@ -181,7 +181,8 @@ class QuantizedLinear:
         ending: Any = {"residual": residual, "bias": weight.bias, "activation": activation, "splits": splits}
         if plan.kind is Kind.RING:
             return quantized_ring(*x, weight.data, weight.scales, out, **ending, pdl=self._pdl, **plan.ring_tiles)
-        return quantized_skinny(*x, weight.data, weight.scales, out, **ending, pdl=self._pdl, **plan.skinny_tiles)
+        scales: Any = {"x_scales": x.scales, "scales": weight.scales}
+        return skinny_gemm(x.data, weight.data, out, **scales, **ending, pdl=self._pdl, **plan.skinny_tiles)
 
 
 def _padded(codes: Codes, num_tokens: int) -> Codes:

@@ -12,7 +12,7 @@ from common.kernels.products.int8_gemm import int8_gemm
 from common.kernels.products.join_parts import join_parts
 from common.kernels.products.quantized_gemv import quantized_gemv
 from common.kernels.products.quantized_ring import quantized_ring
-from common.kernels.products.quantized_skinny import quantized_skinny
+from common.kernels.products.skinny_gemm import skinny_gemm
 from common.ops import reference
 from common.ops.base import Weight
 from tests.kernels.conftest import AssertClose
@@ -101,9 +101,10 @@ def test_skinny(
     weight = operands.weight
 
     def product(out: Tensor, splits: int, residual: Tensor | None) -> Tensor:
-        return quantized_skinny(
-            operands.codes, operands.scales, weight.data, operands.weight_scales, out, splits=splits, residual=residual,
-            bias=weight.bias if has_bias else None, activation=gate, block_n=32, block_k=64, stages=2, warps=4,
+        return skinny_gemm(
+            operands.codes, weight.data, out, x_scales=operands.scales, scales=operands.weight_scales, splits=splits,
+            residual=residual, bias=weight.bias if has_bias else None, activation=gate,
+            block_n=32, block_k=64, stages=2, warps=4,
         )  # fmt: skip
 
     out = run(product, operands, splits, has_residual)
