@@ -9,7 +9,7 @@ The exit status is 0 if nothing was lost, wrong, crashed or left over. Flags aft
 
 Workers and memory servers are hit. Some clients leave early, flood the system as a single user, send hostile grammars,
 or do not read answers. `--two-hosts` puts every second worker of a role on another host, a network namespace. The cable
-between both delays, loses, reorders, slows down, is cut, or carries one way only; that host vanishes or stands still.
+between both delays, loses, reorders, slows down, is cut, or carries one way only. That host vanishes; either stands still.
 """
 
 import argparse
@@ -240,7 +240,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--host-tier-mb", type=int, default=0, help="of a memory server (default: %(default)s)")
     parser.add_argument("--deadline-s", type=float, default=180.0, help="for a request (default: %(default)g)")
     parser.add_argument("--live-deadline-s", type=float, default=10.0, help="for /live (default: %(default)g)")
-    parser.add_argument("--gap-deadline-s", type=float, default=60.0, help="between tokens (default: %(default)g)")
+    parser.add_argument(
+        "--gap-deadline-s", type=float, default=60.0,
+        help="between tokens; needs more where all decode workers may be cut off for a minute (default: %(default)g)",
+    )  # fmt: skip
     parser.add_argument("--logs", type=Path, help="directory in which the logs of all processes are kept")
     parser.add_argument("flags", nargs="*", help="for the workers, after --, in pairs")
     return parser.parse_args(argv)

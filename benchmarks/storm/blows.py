@@ -25,7 +25,7 @@ class Kind(enum.StrEnum):
     DEAFEN = enum.auto()  # nothing reaches the host
     MUTE = enum.auto()  # nothing leaves the host
     VANISH = enum.auto()  # cut, SIGKILL for all of the host; after the pause the cable is mended, and all start again
-    STILL = enum.auto()  # SIGSTOP for all of the host, SIGCONT after the pause
+    STILL = enum.auto()  # SIGSTOP for all of either host, SIGCONT after the pause
 
 
 ONE_HOST = {
@@ -48,6 +48,8 @@ MEMORY = "memory"
 """The memory server, owner of all workers' memory; of two hosts, that of the router's."""
 NETWORK = "network"
 """The other host and its cable, as a target."""
+ROUTER_HOST = "the router's host"
+"""The same, of a host that stands still."""
 SHORT_PAUSE_S = 1.0
 LONG_PAUSE_S = 6.0
 """Twice `net.worker_timeout_s`, so that some stopped workers are taken for dead."""
@@ -88,7 +90,7 @@ def plan(
     while at_s < duration_s:
         [kind] = [firsts.pop()] if firsts else rng.choices(list(weights), weights=list(weights.values()))
         if kind in OF_NETWORK:
-            targets: tuple[str, ...] = (NETWORK,)
+            targets: tuple[str, ...] = (rng.choice((NETWORK, ROUTER_HOST)) if kind is Kind.STILL else NETWORK,)
         else:
             targets = (rng.choice(memories),) if kind in OF_MEMORY else _targets(rng, prefills, decodes)
         blows.append(Blow(at_s, kind, targets, _pause_s(rng, kind)))

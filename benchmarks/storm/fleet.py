@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.storm.blows import MEMORY, NETWORK, OF_HOST, OF_MEMORY, Blow, Kind
+from benchmarks.storm.blows import MEMORY, NETWORK, OF_HOST, OF_MEMORY, ROUTER_HOST, Blow, Kind
 from benchmarks.storm.clients import Verdicts
 from benchmarks.storm.hosts import WEATHERS, StormHosts
 from tests.e2e.programs import Program
 from tests.e2e.system import System
-from tests.e2e.two_hosts import BACK_MEMORY
+from tests.e2e.two_hosts import BACK, BACK_MEMORY, FRONT
 from tests.support.wire import Weather
 
 JOIN_DEADLINE_S = 120.0
@@ -95,7 +95,7 @@ class Fleet:
             await (self._freeze(blow, name) if blow.kind is Kind.FREEZE else self._forget(blow, name))
             return
         if blow.kind in OF_HOST:
-            await (self._vanish(blow) if blow.kind is Kind.VANISH else self._stand_still(blow))
+            await (self._vanish(blow) if blow.kind is Kind.VANISH else self._stand_still(blow, name))
             return
         async with self._locks[name]:
             self.num[blow.kind] += 1
@@ -178,7 +178,7 @@ class Fleet:
             self.num[blow.kind] += 1
             self._hosts.set(WEATHERS[Kind.CUT])
             processes = {name: self._system.processes.pop(name) for name in (*users, BACK_MEMORY)}
-            self._hosts.signal_all(signal.SIGKILL)
+            self._hosts.signal_all(BACK, signal.SIGKILL)
             for name, process in processes.items():
                 await self._ended(process, (-signal.SIGKILL,), f"the end of {name} with its host")
             await asyncio.sleep(blow.pause_s)
@@ -188,14 +188,15 @@ class Fleet:
             for name in users:
                 await self._joined(name)
 
-    async def _stand_still(self, blow: Blow) -> None:
-        """Stop all that runs on the other host for a while."""
-        async with self._having(NETWORK, *self._users(BACK_MEMORY)):
+    async def _stand_still(self, blow: Blow, target: str) -> None:
+        """Stop all that runs on a host for a while."""
+        host, memory, others = (FRONT, MEMORY, []) if target == ROUTER_HOST else (BACK, BACK_MEMORY, [NETWORK])
+        async with self._having(*others, *self._users(memory)):
             self.num[blow.kind] += 1
-            self._hosts.signal_all(signal.SIGSTOP)
+            self._hosts.signal_all(host, signal.SIGSTOP)
             await asyncio.sleep(blow.pause_s)
-            self._hosts.signal_all(signal.SIGCONT)
-            await self._start_who_left(BACK_MEMORY, blow)
+            self._hosts.signal_all(host, signal.SIGCONT)
+            await self._start_who_left(memory, blow)
 
     async def _end(self, name: str, number: signal.Signals) -> None:
         process = self._system.processes.pop(name)

@@ -41,7 +41,8 @@ class StormHosts(TwoHosts):
 
     def __exit__(self, *exception: object) -> None:
         self.set(Weather())
-        self.signal_all(signal.SIGCONT)
+        for host in self._fork_servers:
+            self.signal_all(host, signal.SIGCONT)
         super().__exit__(*exception)
         for server in self._fork_servers.values():
             server.close()
@@ -61,9 +62,9 @@ class StormHosts(TwoHosts):
         assert self.hosts.wire is not None
         self.hosts.wire.set(weather)
 
-    def signal_all(self, number: signal.Signals) -> None:
-        """Send a signal to all processes of `BACK`, helpers included."""
-        for pid in set(self.hosts.pids(BACK)) - {self._fork_servers[BACK].pid}:
+    def signal_all(self, host: str, number: signal.Signals) -> None:
+        """Send a signal to all processes of a host, helpers included."""
+        for pid in set(self.hosts.pids(host)) - {self._fork_servers[host].pid}:
             try:
                 os.kill(pid, number)
             except ProcessLookupError:  # it has just ended

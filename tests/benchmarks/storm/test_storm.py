@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from benchmarks.storm.__main__ import main
-from benchmarks.storm.blows import MEMORY, NETWORK, OF_NETWORK, ONE_HOST, TWO_HOSTS, Kind, plan
+from benchmarks.storm.blows import MEMORY, NETWORK, OF_NETWORK, ONE_HOST, ROUTER_HOST, TWO_HOSTS, Kind, plan
 from benchmarks.storm.clients import Clients, Verdicts
 from benchmarks.storm.hosts import WEATHERS, homes_of
 from benchmarks.storm.leftovers import Holding, excess
@@ -93,7 +93,9 @@ def test_a_storm_over_two_hosts_has_every_fault_of_the_network_among_its_blows()
     assert homes["prefill-0"] == homes["decode-1"] != homes["prefill-1"] == homes["decode-0"]
     blows = plan(1, 120.0, 2.0, workers[:2], workers[2:], sorted(set(homes.values())), TWO_HOSTS)
     assert {blow.kind for blow in blows} == set(Kind) == ONE_HOST.keys() | OF_NETWORK.keys()
-    assert all((blow.targets == (NETWORK,)) == (blow.kind in OF_NETWORK) for blow in blows)
+    hosts = {NETWORK, ROUTER_HOST}
+    assert all((blow.targets[0] in hosts) == (blow.kind in OF_NETWORK) for blow in blows)
+    assert {blow.kind for blow in blows if blow.targets == (ROUTER_HOST,)} == {Kind.STILL}
     assert {blow.targets[0] for blow in blows if blow.kind in (Kind.FREEZE, Kind.FORGET)} == set(homes.values())
     pauses = {blow.kind: blow.pause_s for blow in blows}
     assert (pauses[Kind.CUT], pauses[Kind.LONG_CUT]) == (1.0, 60.0)
