@@ -9,7 +9,7 @@ The exit status is 0 if nothing was lost, wrong, crashed or left over. Flags aft
 
 Workers and memory servers are hit. Some clients leave early, flood the system as a single user, send hostile grammars,
 or do not read answers. `--two-hosts` puts every second worker of a role on another host, a network namespace. The cable
-between both delays, loses, reorders, slows down, is cut, or carries one way only. That host vanishes; either stands still.
+between both delays, loses, reorders, slows down, is cut, or carries one way only. That host vanishes; both stand still.
 """
 
 import argparse
