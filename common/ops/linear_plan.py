@@ -181,7 +181,7 @@ def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu, sch
     On Hopper, the product itself applies the gate for many tokens of plain elements.
     """
     if scheme in WEIGHT_ONLY:
-        bits = 4 if scheme is Scheme.INT4 else 8
+        bits = WEIGHT_ONLY[scheme]
         if gpu.is_hopper and 1 < num_tokens <= MAX_PACKED_RING_TOKENS:
             return _packed_ring_of_thumb(fusion, num_tokens, n, k, gpu.num_sms, bits)
         if num_tokens > MAX_PACKED_TOKENS:
