@@ -62,10 +62,10 @@ class Outputs:
 
     def handle_answers(self) -> None:
         """Handle answers of grammars: publish masks, and report held tokens."""
-        for sequence, held, problem in self.grammars.take():
+        for sequence, held, problem, code in self.grammars.take():
             self.masks.publish(sequence)
             if problem:
-                self.cancellation.fail(sequence, ErrorCode.GRAMMAR, problem)
+                self.cancellation.fail(sequence, code, problem)
             elif held is not None:
                 self._report(sequence, *held)
 
