@@ -4,7 +4,7 @@ FP8 is multiplied as it is where the GPU can, and INT8 on Hopper by a kernel of 
 bits. Other codes are widened to 16 bits, which holds them exactly, and sums are fp32. So each way computes the law.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from common.kernels.base.codes import GROUP
 from common.kernels.base.gpu import Gpu
 from common.kernels.elementwise.gate_mul import gate_mul
 from common.kernels.elementwise.scale_sums import scale_sums
-from common.kernels.products.int8_gemm import int8_gemm
+from common.kernels.products.wide_gemm import wide_gemm
 from common.ops import reference
 from common.ops.base import Scheme, Weight
 
@@ -43,7 +43,8 @@ def multiply(x: Codes, weight: Weight, gpu: Gpu, ending: Ending) -> Tensor:
     """Return `x @ weight.T + bias` with its ending: `[num_tokens, n]`."""
     assert weight.scales is not None, "a matrix of codes"
     if _has_int8_product(x, weight, gpu):
-        y = int8_gemm(x.data, x.scales, weight.data, weight.scales, weight.dtype, activation=ending.activation)
+        options: Any = {"x_scales": x.scales, "scales": weight.scales, "activation": ending.activation}
+        y = wide_gemm(x.data, weight.data, weight.dtype, **options)
         y = y if weight.bias is None else y.add_(weight.bias)
         return y if ending.residual is None else ending.residual.add_(y)
     if weight.is_grouped or _has_row_product(weight, gpu):

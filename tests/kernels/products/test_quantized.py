@@ -8,11 +8,11 @@ from torch import Tensor
 
 from common.base.activation import Activation
 from common.kernels.base.codes import GROUP, LARGEST, readable
-from common.kernels.products.int8_gemm import int8_gemm
 from common.kernels.products.join_parts import join_parts
 from common.kernels.products.quantized_gemv import quantized_gemv
 from common.kernels.products.quantized_ring import quantized_ring
 from common.kernels.products.skinny_gemm import skinny_gemm
+from common.kernels.products.wide_gemm import wide_gemm
 from common.ops import reference
 from common.ops.base import Weight
 from tests.kernels.conftest import AssertClose
@@ -186,8 +186,8 @@ def test_int8(
     m: int, n: int, k: int, gate: str | None, dtype: torch.dtype, hopper: torch.device, assert_close: AssertClose
 ) -> None:
     operands = Operands(m, n, k, INT8, "rows", gate, hopper, dtype)
-    codes, scales = (operands.codes, operands.scales), (operands.weight.data, operands.weight_scales)
-    out = int8_gemm(*codes, *scales, dtype, activation=gate)
+    codes, weight = operands.codes, operands.weight.data
+    out = wide_gemm(codes, weight, dtype, x_scales=operands.scales, scales=operands.weight_scales, activation=gate)
     assert_close(out, operands.quantized(has_residual=False, has_bias=False))
 
 
