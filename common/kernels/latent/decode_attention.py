@@ -9,8 +9,6 @@ Parts, and their joining, are those of `decode_parts`, but each part is stored a
 first to last, so the result does not depend on the number of programs.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -35,21 +33,12 @@ from common.kernels.base.attention_operands import Division
 from common.kernels.base.checks import check_block_tables, check_column
 from common.kernels.base.gpu import Gpu
 from common.kernels.base.last_program import is_last
-from common.kernels.base.latent_operands import LatentWeights
+from common.kernels.base.latent_operands import LatentWeights, Tiling
 from common.kernels.base.pdl import wait_for_predecessor
 from common.kernels.latent.inputs import check_latents
 
 ROWS = 16  # of a matrix product on tensor cores: heads of a group, at most
 PROGRAMS_PER_SM = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Keys multiplied at once, with the warps and pipeline stages of a program."""
-
-    keys: int
-    num_warps: int
-    num_stages: int
 
 
 def tiling_for(dtype: torch.dtype, shared_bytes: int) -> Tiling:
