@@ -18,7 +18,8 @@ from common.models.sizes.attention import Attention
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
-from common.ops.base import BLOCK, Activation, Norm, Residual, Scheme, Weight, pack
+from common.ops.base import BLOCK, Activation, Norm, Residual, Scheme, Weight, float_codes, pack, scale_bytes
+from common.ops.base.floats import GROUP as FLOAT_GROUP
 from common.ops.base.weight import SCHEMES, WEIGHT_ONLY
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import MAX_PACKED_TOKENS, Fusion, Kind, Plan, element_bytes
@@ -28,6 +29,9 @@ from common.ops.quantized_linear import QuantizedLinear
 MAX_TILES = 40  # of a row of codes, because the kernel has code for each
 SHARED_SPARE_BYTES = 12_000  # used by a program beside its tiles
 EPS = 1e-6
+MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+"""Between neighbouring magnitudes of floats of 4 bits, of which LARGEST_FLOAT is the last."""
+LARGEST_FLOAT = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,8 @@ def shapes_of(preset: str, scheme: Scheme = Scheme.PLAIN) -> list[Shape]:
             shapes += [Shape(Fusion.NORM, mixer.q_width, mixer.q_rank)]
         if isinstance(dense, GatedMLP):
             shapes += [Shape(Fusion.GATE, dense.inner, hidden), Shape(Fusion.ADD, hidden, dense.inner)]
-    shapes = [shape if scheme is Scheme.INT4 and shape.k % BLOCK else replace(shape, scheme=scheme) for shape in shapes]
+    is_narrow = WEIGHT_ONLY.get(scheme) == 4  # codes of 4 bits lie in blocks
+    shapes = [shape if is_narrow and shape.k % BLOCK else replace(shape, scheme=scheme) for shape in shapes]
     return list(dict.fromkeys([*shapes, Shape(Fusion.LOGITS, config.vocab_size, hidden)]))
 
 
@@ -145,7 +150,7 @@ def _ring_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
 
 def _bits(shape: Shape) -> int:
     """Return the bits of a code of a weight-only scheme."""
-    return 4 if shape.scheme is Scheme.INT4 else 8
+    return WEIGHT_ONLY[shape.scheme]
 
 
 def _packed_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
@@ -252,10 +257,24 @@ def _quantized(matrix: Tensor, scheme: Scheme) -> Weight:
 
 
 def _alone(matrix: Tensor, scheme: Scheme) -> Weight:
-    """Return a matrix in a weight-only scheme, with a scale for each 128 columns of 4 bits or 32 of 8."""
+    """Return a matrix in a weight-only scheme, with a scale for each 128 columns of 4 bits, 32 of 8, or 16 floats."""
+    if scheme is Scheme.FP4:
+        return _in_floats(matrix)
     columns, largest = (128, 7) if scheme is Scheme.INT4 else (32, 127)
     groups = matrix.float().view(matrix.shape[0], -1, columns)
     scales = (groups.abs().amax(-1) / largest).half()
     codes = (groups / scales.float()[..., None]).round().flatten(1)
     data = pack((codes + 8).to(torch.uint8) if scheme is Scheme.INT4 else codes.to(torch.int8))
     return Weight(data, None, scales, matrix.dtype, is_wide=scheme is Scheme.WIDE_INT8)
+
+
+def _in_floats(matrix: Tensor) -> Weight:
+    """Return a matrix in floats of 4 bits, rounded to the nearest."""
+    groups = matrix.float().unflatten(1, (-1, FLOAT_GROUP))
+    of_all = groups.abs().amax() / (LARGEST_FLOAT * 448.0)
+    scales = (groups.abs().amax(-1) / (LARGEST_FLOAT * of_all)).to(torch.float8_e4m3fn).float()
+    exact = groups / (scales * of_all).clamp(min=1e-30)[..., None]
+    magnitudes = torch.bucketize(exact.abs(), torch.tensor(MIDPOINTS, device=matrix.device))
+    codes = float_codes((magnitudes + 8 * (exact < 0)).to(torch.uint8), scales)
+    factors = of_all.expand(matrix.shape[0], 1).contiguous()
+    return Weight(pack(codes.flatten(1)), None, scale_bytes(scales), matrix.dtype, factors=factors)

@@ -18,7 +18,7 @@ from common.kernels.elementwise.gate_mul import gate_mul
 from common.kernels.elementwise.gather_blocks import gather_blocks
 from common.kernels.elementwise.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.elementwise.rms_norm import rms_norm
-from common.kernels.products.wide_gemm import wide_gemm
+from common.kernels.products.gated_gemm import gated_gemm
 from common.kernels.sampling import sampling
 from common.kernels.sampling.adjust_logits import adjust_logits
 from common.kernels.sampling.logprobs import logprobs
@@ -107,10 +107,7 @@ def gated_gemm_cases(num_tokens: int) -> Iterator[Case]:
     def expected() -> Tensor:
         return reference.gate_mul(x.float() @ weights[0].float().t(), Activation.SILU).to(x.dtype)
 
-    def fused(i: int) -> Tensor:
-        return wide_gemm(x, weights[i], x.dtype, activation=Activation.SILU.value)
-
-    yield Case(f"gated_gemm {num_tokens}", fused, expected, 4, num_bytes, flops)
+    yield Case(f"gated_gemm {num_tokens}", lambda i: gated_gemm(x, weights[i]), expected, 4, num_bytes, flops)
     yield Case(f"cuBLAS and silu_mul {num_tokens}", separate, expected, 4, num_bytes, flops)
 
 

@@ -8,6 +8,9 @@ from benchmarks.tables.loads import SERVING
 from deploy.bench.results import Row
 
 MODELS = {
+    "Qwen3-4B in FP8": ("qwen3-4b in fp8", ""),
+    "Qwen3-4B in INT8": ("qwen3-4b in int8", ""),
+    "Qwen3-4B in INT4": ("qwen3-4b in int4", ""),
     "Qwen2.5-7B": ("qwen2.5-7b", ""),
     "Mistral-7B v0.3": ("mistral-7b-v0.3", ""),
     "Qwen3.5-4B": ("qwen3.5-4b", ""),

@@ -13,10 +13,14 @@ REGEX_ERROR = "error: "
 REGEX_AROUND = re.compile(r'^at \S+ invalid regex ".*" \(in regex\): | in regex /.*/$', re.DOTALL)
 """Text around other reasons, with the whole expression, which may be long."""
 
+MEANINGS = {"NoExtensionBias": "no text can follow it"}
+"""Words for llguidance's names of reasons."""
+
 
 def reason(matcher: "llguidance.LLMatcher") -> str:
     """Return the matcher's error in a line, shortened to both ends; "" without an error."""
-    return shortened(_line(matcher.get_error().strip().splitlines()))
+    line = _line(matcher.get_error().strip().splitlines())
+    return MEANINGS.get(line) or shortened(line)
 
 
 def shortened(text: str) -> str:

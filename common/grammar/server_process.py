@@ -30,7 +30,7 @@ class ServerProcess:
         try:
             os.ftruncate(shared, MAX_PLACES * mask_bytes)  # pages are allocated on first write
             self.masks = Masks(mmap.mmap(shared, MAX_PLACES * mask_bytes), mask_bytes)
-            arguments = [path.resolve(), vocab, shared, to_write]
+            arguments = [path.absolute(), vocab, shared, to_write]  # links of the Hub's cache name blobs
             command = [sys.executable, "-m", module, *map(str, arguments)]
             pass_fds = shared, to_write
             self._process = subprocess.Popen(command, cwd=SOURCE_ROOT, stdin=theirs.fileno(), pass_fds=pass_fds)

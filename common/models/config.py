@@ -148,7 +148,7 @@ class DecoderConfig:
         return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self._has_codes else plain_bytes
 
     def widening_bytes(self, element_bytes: int) -> int:
-        """Return the bytes that a step of many tokens moves to make integers in groups plain: each read and written."""
+        """Return the bytes that a step of many tokens moves to make codes in groups plain: each read and written."""
         return widening_bytes(self.stacks(), element_bytes) if self._has_codes else 0
 
     @property

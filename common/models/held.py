@@ -26,7 +26,7 @@ def read_model(path: Path, forms: Forms, head: str = KEEP) -> DecoderConfig:
         head: the choice of `model.head`.
     """
     config = read_config(path, forms.choice, head)
-    if not (forms.bytes_stay or forms.integers):
+    if not (forms.bytes_stay or forms.in_groups):
         return config
     found = {name: form for name, form in _stored_forms(path, config).items() if name != HEAD or not config.head}
     if not found:

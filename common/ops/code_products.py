@@ -1,7 +1,8 @@
 """Products of many tokens in codes of 8 bits; scales are applied by a library, or by kernels of ours.
 
-FP8 is multiplied as it is where the GPU can, and INT8 on Hopper by a kernel of ours. Elsewhere INT8 gives sums of 32
-bits. Other codes are widened to 16 bits, which holds them exactly, and sums are fp32. So each way computes the law.
+On Hopper a kernel of ours multiplies INT8 with scales of rows, and FP8 before a gate or in parts. Elsewhere a library
+multiplies FP8 where the GPU can, and INT8 gives sums of 32 bits. Other codes are widened to 16 bits, which holds them
+exactly, and sums are fp32. So each way computes the law.
 """
 
 from typing import Any, NamedTuple
@@ -14,12 +15,12 @@ from common.kernels.base.codes import GROUP
 from common.kernels.base.gpu import Gpu
 from common.kernels.elementwise.gate_mul import gate_mul
 from common.kernels.elementwise.scale_sums import scale_sums
-from common.kernels.products.wide_gemm import wide_gemm
+from common.kernels.products.quantized_gemm import num_splits, quantized_gemm, quantized_gemm_parts
 from common.ops import reference
 from common.ops.base import Scheme, Weight
 
-MIN_INT_TOKENS = 32
-"""Of `torch._int_mm`, which refuses up to 16; fewer are padded."""
+FEW_TOKENS = 32
+"""Left to libraries by our kernel; `torch._int_mm` refuses up to 16, so as few are padded to this number."""
 
 WIDENED_ELEMENTS = 8 * 1024 * 1024
 """Of a matrix in fp32 at once, of which a few copies are held."""
@@ -32,37 +33,38 @@ class Codes(NamedTuple):
     scales: Tensor  # fp32 [num_tokens, groups], with contiguous columns
 
 
-class Ending(NamedTuple):
-    """Computation behind a product."""
-
-    residual: Tensor | None = None  # [num_tokens, n], overwritten by the result
-    activation: str | None = None  # of the gate, if the matrix is of gate and up
-
-
-def multiply(x: Codes, weight: Weight, gpu: Gpu, ending: Ending) -> Tensor:
-    """Return `x @ weight.T + bias` with its ending: `[num_tokens, n]`."""
+def multiply(x: Codes, weight: Weight, gpu: Gpu, activation: str | None = None) -> Tensor:
+    """Return `x @ weight.T + bias`, or `activation(gate) * up` of a matrix of both: `[num_tokens, n]`."""
     assert weight.scales is not None, "a matrix of codes"
-    if _has_int8_product(x, weight, gpu):
-        options: Any = {"x_scales": x.scales, "scales": weight.scales, "activation": ending.activation}
-        y = wide_gemm(x.data, weight.data, weight.dtype, **options)
-        y = y if weight.bias is None else y.add_(weight.bias)
-        return y if ending.residual is None else ending.residual.add_(y)
+    if _has_own_product(x, weight, gpu, is_small=False, is_gated=activation is not None):
+        y = quantized_gemm(x.data, x.scales, weight.data, weight.scales, weight.dtype, activation=activation)
+        return y if weight.bias is None else y.add_(weight.bias)
     if weight.is_grouped or _has_row_product(weight, gpu):
         y = _product(x, weight, weight.scales, gpu)
-        if ending.activation is not None:
-            return gate_mul(y, ending.activation)
-        return y if ending.residual is None else ending.residual.add_(y)
-    out, n = ending.residual, weight.num_out // (1 if ending.activation is None else 2)
-    if out is None:
-        out = torch.empty((x.data.shape[0], n), dtype=weight.dtype, device=x.data.device)
+        return y if activation is None else gate_mul(y, activation)
+    n = weight.num_out // (1 if activation is None else 2)
+    out = torch.empty((x.data.shape[0], n), dtype=weight.dtype, device=x.data.device)
     sums = _int_sums(x.data, weight.data) if weight.scheme is Scheme.INT8 else _wide_sums(x.data, weight.data)
-    return scale_sums(sums, x.scales, weight.scales, out, bias=weight.bias, **ending._asdict())
+    return scale_sums(sums, x.scales, weight.scales, out, bias=weight.bias, activation=activation)
+
+
+def multiply_in_parts(x: Codes, weight: Weight, gpu: Gpu) -> Tensor:
+    """Return `x @ weight.T + bias` in parts that are to be added: `[splits, num_tokens, n]`."""
+    splits = num_splits(x.data.shape[0], weight.num_out, weight.num_in, gpu.num_sms)
+    if splits == 1 or not _has_own_product(x, weight, gpu, is_small=True):
+        return multiply(x, weight, gpu)[None]
+    assert weight.scales is not None, "a matrix of codes"
+    parts = quantized_gemm_parts(x.data, x.scales, weight.data, weight.scales, splits)
+    if weight.bias is not None:
+        parts[0] += weight.bias
+    return parts
 
 
 def _product(x: Codes, weight: Weight, scales: Tensor, gpu: Gpu) -> Tensor:
     """Return `x @ weight.T + bias` of e4m3, or of scales of groups: `[num_tokens, n]`."""
     if _has_row_product(weight, gpu):
-        y = torch._scaled_mm(x.data, weight.data.t(), scale_a=x.scales, scale_b=scales.t(), out_dtype=weight.dtype)
+        options: Any = {"scale_a": x.scales, "scale_b": scales.t(), "out_dtype": weight.dtype, "use_fast_accum": True}
+        y = torch._scaled_mm(x.data, weight.data.t(), **options)
     elif _has_block_product(weight, gpu):
         y = _block_product(x, weight.data, scales, weight.dtype)
     else:
@@ -90,11 +92,15 @@ def _has_row_product(weight: Weight, gpu: Gpu) -> bool:
     return is_of_rows and gpu.has_e4m3 and is_even and weight.dtype is torch.bfloat16
 
 
-def _has_int8_product(x: Codes, weight: Weight, gpu: Gpu) -> bool:
-    """Tell whether a kernel of ours multiplies signed bytes and applies scales of tokens and rows."""
+def _has_own_product(x: Codes, weight: Weight, gpu: Gpu, *, is_small: bool, is_gated: bool = False) -> bool:
+    """Tell whether a kernel of ours multiplies codes and applies scales of tokens and rows.
+
+    A library is as fast with e4m3, but for small products in parts, and for a gate, which would read gate and up again.
+    """
     is_even = weight.num_out % 16 == weight.num_in % 16 == 0
-    is_of_rows = weight.scheme is Scheme.INT8 and not weight.is_grouped
-    return is_of_rows and gpu.is_hopper and is_even and weight.dtype.itemsize == 2 and x.data.shape[0] > MIN_INT_TOKENS
+    is_wanted = weight.scheme is Scheme.INT8 or (weight.scheme is Scheme.FP8 and (is_small or is_gated))
+    is_of_rows = is_wanted and not weight.is_grouped
+    return is_of_rows and gpu.is_hopper and is_even and weight.dtype.itemsize == 2 and x.data.shape[0] > FEW_TOKENS
 
 
 def _int_sums(x: Tensor, weight: Tensor) -> Tensor:
@@ -102,7 +108,7 @@ def _int_sums(x: Tensor, weight: Tensor) -> Tensor:
     num_tokens, (n, k) = x.shape[0], weight.shape
     if n % 8 or k % 8:
         return _wide_sums(x, weight)
-    padding = max(0, MIN_INT_TOKENS - num_tokens)
+    padding = max(0, FEW_TOKENS - num_tokens)
     x = functional.pad(x, (0, 0, 0, padding)) if padding else x
     return torch._int_mm(x, weight.t())[:num_tokens]
 

@@ -10,11 +10,11 @@ from torch.nn import functional
 from common.kernels.elementwise.gate_mul import gate_mul
 from common.kernels.elementwise.norm_add import norm_add
 from common.kernels.elementwise.rms_norm import rms_norm
+from common.kernels.products.gated_gemm import gated_gemm
 from common.kernels.products.gemv import gemv
 from common.kernels.products.join_parts import join_parts
 from common.kernels.products.ring_gemm import ring_gemm
 from common.kernels.products.skinny_gemm import skinny_gemm
-from common.kernels.products.wide_gemm import wide_gemm
 from common.ops.base import Activation, Norm, Residual, Weight
 from common.ops.linear_plan import Kind, Plan
 
@@ -79,7 +79,7 @@ class FusedLinear:
         if plan.kind is Kind.CUBLAS:
             return self.gate(functional.linear(self.normed(x, norm), matrix), activation)
         if plan.kind is Kind.GATED:
-            return wide_gemm(self.normed(x, norm), matrix, x.rows.dtype, activation=activation.value)
+            return gated_gemm(self.normed(x, norm), matrix, activation.value)
         out = torch.empty((x.rows.shape[0], gate_up.num_out // 2), dtype=matrix.dtype, device=matrix.device)
         if plan.kind is Kind.GEMV:
             rows, tiles, gate = self.whole(x), plan.gemv_tiles, activation.value

@@ -22,7 +22,7 @@ MAX_SKINNY_TOKENS = 64
 MAX_PACKED_TOKENS = 32  # beyond, each program would read more of the tokens than of weights
 MAX_PACKED_RING_TOKENS = 256  # beyond, it takes less time to write the matrix in 16 bits
 SHORT_STEPS = (16, 32, 64)  # tokens of captured graphs of short prompt steps
-MIN_GATED_TOKENS = 1024  # with fewer, programs of `wide_gemm` have too few tiles to end together
+MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
 RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
 CODES_RING_BYTES = 74_000  # of a ring of codes
 PACKED_RING_BYTES = 110_000  # of both rings of `packed_ring`, of which a multiprocessor holds two
@@ -181,7 +181,7 @@ def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu, sch
     On Hopper, the product itself applies the gate for many tokens of plain elements.
     """
     if scheme in WEIGHT_ONLY:
-        bits = 4 if scheme is Scheme.INT4 else 8
+        bits = WEIGHT_ONLY[scheme]
         if gpu.is_hopper and 1 < num_tokens <= MAX_PACKED_RING_TOKENS:
             return _packed_ring_of_thumb(fusion, num_tokens, n, k, gpu.num_sms, bits)
         if num_tokens > MAX_PACKED_TOKENS:

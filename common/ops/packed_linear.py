@@ -16,7 +16,8 @@ from common.kernels.products.packed_gemm import packed_gemm
 from common.kernels.products.packed_ring import makes_elements, packed_ring
 from common.kernels.products.widen import widen
 from common.ops import reference
-from common.ops.base import BLOCK, Activation, Norm, Residual, Scheme, Weight
+from common.ops.base import BLOCK, Activation, Norm, Residual, Weight
+from common.ops.base.weight import WEIGHT_ONLY
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan, Plans, packed_of_thumb
 
@@ -118,8 +119,8 @@ class PackedLinear:
         if x.dtype not in NAMES:
             plan = Plan(Kind.CUBLAS)
         if plan.kind is Kind.RING and _group(weight) < BLOCK and x.shape[0] <= FEW_TOKENS:
-            bits = 4 if weight.scheme is Scheme.INT4 else 8
-            plan = packed_of_thumb(fusion, x.shape[0], n, weight.num_in, gpu_of(x.device).num_sms, bits)
+            bits, num_sms = WEIGHT_ONLY[weight.scheme], gpu_of(x.device).num_sms
+            plan = packed_of_thumb(fusion, x.shape[0], n, weight.num_in, num_sms, bits)
         if plan.kind is Kind.RING and weight.offsets is not None:
             is_scaled = makes_elements(x.shape[0], _group(weight), is_gated=fusion is Fusion.GATE, has_offsets=True)
             plan = plan if is_scaled else _of_narrow_slots(plan)
@@ -141,7 +142,7 @@ class PackedLinear:
     ) -> Tensor:
         """Multiply a few tokens; `out` has a plane for each of `plan.splits`, if there are several."""
         assert weight.scales is not None, "a matrix of codes"
-        operands = x, weight.data, weight.scales, weight.offsets, out
+        operands = x, weight.data, weight.scales, weight.offsets, weight.factors, out
         around: Any = {
             "norm": None if norm is None else norm.weight,
             "eps": 0.0 if norm is None else norm.eps,
@@ -172,11 +173,11 @@ def _widened(weight: Weight) -> Weight:
     """Return a plain matrix with a matrix's elements and bias."""
     assert weight.scales is not None, "a matrix of codes"
     out = torch.empty((weight.num_out, weight.num_in), dtype=weight.dtype, device=weight.data.device)
-    return Weight(widen(weight.data, weight.scales, weight.offsets, out), weight.bias)
+    return Weight(widen(weight.data, weight.scales, weight.offsets, weight.factors, out), weight.bias)
 
 
 def _rows_of(weight: Weight, rows: slice) -> Weight:
     """Return rows of a matrix without bias."""
     assert weight.scales is not None, "a matrix of codes"
-    offsets = None if weight.offsets is None else weight.offsets[rows]
-    return replace(weight, data=weight.data[rows], scales=weight.scales[rows], offsets=offsets)
+    offsets, factors = (None if each is None else each[rows] for each in (weight.offsets, weight.factors))
+    return replace(weight, data=weight.data[rows], scales=weight.scales[rows], offsets=offsets, factors=factors)

@@ -1,7 +1,7 @@
 """Products with matrices of 8 bits on a GPU, fused with norm, residual and gate; a plan chooses the kernels.
 
 A few tokens are quantized by a norm or by a kernel of their own, and multiplied in codes. A lone token is multiplied by
-`quantized_gemv` and stays as it is: reading the matrix takes all of its time. Libraries multiply many tokens.
+`quantized_gemv` and stays as it is: reading the matrix takes all of its time. For many tokens see `code_products`.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from common.kernels.products.quantized_ring import quantized_ring
 from common.kernels.products.skinny_gemm import skinny_gemm
 from common.ops import reference
 from common.ops.base import BLOCK, Activation, Norm, Residual, Weight
-from common.ops.code_products import Codes, Ending, multiply
+from common.ops.code_products import Codes, multiply, multiply_in_parts
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import MAX_SKINNY_TOKENS, Fusion, Kind, Plan, Plans, rule_of_thumb
 
@@ -47,19 +47,19 @@ class QuantizedLinear:
         if self.plans is None:
             return reference.linear(self._linear.normed(x, norm), weight)
         if plan.kind is Kind.CUBLAS:
-            return multiply(self._normed(x, norm, weight), weight, self._gpu, Ending())
+            return multiply(self._normed(x, norm, weight), weight, self._gpu)
         out = torch.empty((num_tokens, weight.num_out), dtype=x.rows.dtype, device=x.rows.device)
         if plan.kind is Kind.GEMV:
             return self._gemv(plan, self._linear.whole(x), weight, out, norm=norm)
         return self._product(plan, self._normed(x, norm, weight), weight, out)
 
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
-        """Return `residual + x @ weight.T`, in the memory of `residual`; if K is split, the next norm adds up parts."""
+        """Return `residual + x @ weight.T`, in the memory of `residual`; the next norm adds up any parts."""
         rows, plan = residual.rows, self._plan(Fusion.ADD, weight.num_out, x, weight)
         if self.plans is None:
             return Residual(rows.add_(reference.linear(x, weight)))
         if plan.kind is Kind.CUBLAS:
-            return Residual(multiply(self._codes(x, weight), weight, self._gpu, Ending(residual=rows)))
+            return Residual(rows, multiply_in_parts(self._codes(x, weight), weight, self._gpu))
         if plan.kind is Kind.GEMV:
             return Residual(self._gemv(plan, x, weight, rows, residual=rows))
         if plan.splits == 1:
@@ -73,7 +73,7 @@ class QuantizedLinear:
         if self.plans is None:
             return self._linear.gate(reference.linear(self._linear.normed(x, norm), gate_up), activation)
         if plan.kind is Kind.CUBLAS:
-            return multiply(self._normed(x, norm, gate_up), gate_up, self._gpu, Ending(activation=activation.value))
+            return multiply(self._normed(x, norm, gate_up), gate_up, self._gpu, activation.value)
         out = torch.empty((num_tokens, inner), dtype=x.rows.dtype, device=x.rows.device)
         if plan.kind is Kind.GEMV:
             return self._gemv(plan, self._linear.whole(x), gate_up, out, norm=norm, activation=activation.value)
@@ -107,7 +107,7 @@ class QuantizedLinear:
             return reference.linear(x, weight)[None]
         plan = self._plan(Fusion.ADD, weight.num_out, x, weight)
         if plan.kind is Kind.CUBLAS:
-            return multiply(self._codes(x, weight), weight, self._gpu, Ending())[None]
+            return multiply_in_parts(self._codes(x, weight), weight, self._gpu)
         return self._parts(plan, x, weight)
 
     def _parts(self, plan: Plan, x: Tensor, weight: Weight) -> Tensor:

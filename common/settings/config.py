@@ -51,7 +51,7 @@ class ModelSection:
     quantization: str = option(
         "auto",
         "auto: as the checkpoint has them where the device is as fast, else plain: matrices made for inputs of 8 bits, "
-        "experts of 8 bits, and on a GPU integers of 4 bits in groups, whose prompts are slower; packed: all integers "
+        "experts of 8 bits, and on a GPU codes of 4 bits in groups, whose prompts are slower; packed: all codes "
         "in groups; plain: none in codes; fp8, int8: in 8 bits, quantized row by row at load; int4: in 4 bits, in "
         "groups of 128",
         choices=QUANTIZATIONS,

@@ -55,7 +55,7 @@ def plan(args: argparse.Namespace) -> int:
     status = _print_result(search, chosen, args.model or "MODEL", _chosen_flags(args))
     if rates.shape.widening_bytes:
         print(
-            "\nThese decode steps are too short: integers in groups were taken to be as fast as their bytes are read, "
+            "\nThese decode steps are too short: codes in groups were taken to be as fast as their bytes are read, "
             "but on an H100 a step of Qwen3-4B in int4 took 1.8 times as long for one sequence, 1.5 times for 64."
         )
     return status

@@ -35,7 +35,8 @@ async def keep_until_stopped(
     console: Console,
 ) -> int:
     """Start `specs`, run `works` beside them until a signal or a failure, drain, and return the exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    is_protected = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
+    for number in (signal.SIGINT, signal.SIGTERM, *(() if is_protected else (signal.SIGHUP,))):
         asyncio.get_running_loop().add_signal_handler(number, life.stop)
     await fork_server.begin()
     for spec in specs:

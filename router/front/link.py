@@ -34,17 +34,20 @@ from common.wire.messages.fronts import (
 )
 from common.wire.messages.worker import Message, PromptLogprobs, Refused
 from common.wire.messages.worker_id import connection_of, make_epoch, make_id
-from common.wire.values.output_token import Logprobs, OutputToken, plain_token
-from common.wire.values.packing import pack_ids, unpack_floats, unpack_ids
+from common.wire.values.output_token import OutputToken, plain_token
+from common.wire.values.packing import pack_ids, unpack_ids
 from router.dispatch.completion.choice import Choice
 from router.front.counts import Counts
-from router.front.open_choice import REASONS, OpenChoice, order_of
+from router.front.open_choice import REASONS, OpenChoice, order_of, scored
 from router.front.spoke import AsyncSpoke
 from router.text.model_info import ModelInfo
 
 logger = logging.getLogger(__name__)
 
 MAX_TICKET = 1 << 31
+COMPLAINT_INTERVAL_S = 60.0
+"""Seconds between two log lines that say the same of a missing session."""
+ASKED = f"is a router of this version, {VERSION}, there, with the same router.front_endpoint and net.secret_file?"
 NUMBERED = (FrontTokens, FrontScores, FrontFailed)
 
 
@@ -73,8 +76,8 @@ class DispatcherLink:
         self._spoke: AsyncSpoke | None = None
         self._epoch = self._num_sent = self._num_received = self._next_ticket = 0
         self._is_welcome = False
-        self._heard_s = self._lost_s = clock()
-        self._ticked_s = clock()
+        self._heard_s = self._lost_s = self._ticked_s = self._complained_s = clock()
+        self._refusal = self._complaint = ""  # of this session; the last one in the log
         self._pages: dict[Page, asyncio.Future[bytes]] = {}
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             FrontTokens: self._on_tokens,
@@ -151,7 +154,8 @@ class DispatcherLink:
         if asleep_s > self._net.worker_timeout_s / 2:
             self._heard_s = now_s  # this process stood still, and the dispatcher may have spoken
         if now_s - self._heard_s > self._net.worker_timeout_s:
-            self._lose(f"the dispatcher at {self.endpoint} is silent for {now_s - self._heard_s:.1f} s")
+            silent = f"the dispatcher at {self.endpoint} is silent for {now_s - self._heard_s:.1f} s"
+            self._lose(self._refusal or silent)
         elif self._is_welcome and self._spoke is not None:
             self._spoke.send(FrontBeat(self.front_id, self._epoch, self._num_sent))
         if not self._is_welcome:
@@ -169,7 +173,7 @@ class DispatcherLink:
     def _begin(self) -> None:
         """Dial under a new name, so that no message of an earlier session arrives."""
         self._epoch, self._num_sent, self._num_received = make_epoch(), 0, 0
-        self._is_welcome, self.news, self._heard_s = False, None, self._clock()
+        self._is_welcome, self.news, self._heard_s, self._refusal = False, None, self._clock(), ""
         self._pages.clear()  # whoever asked gets no answer in time
         for each in self.open.values():
             each.is_sent = False
@@ -189,15 +193,25 @@ class DispatcherLink:
             logger.warning("session lost: %s; open choices: %d", reason, len(self.open))
             self._lost_s = self._clock()
             self._counts.num_lost += 1
+        elif not self._refusal:
+            self._complain(f"no answer yet from a dispatcher at {self.endpoint}; {ASKED}")
         self.problem = reason
         if self._spoke is not None:
             self._spoke.close()
         self._begin()
 
+    def _complain(self, message: str) -> None:
+        """Log why there is no session, because a router with another secret does not even refuse."""
+        now_s = self._clock()
+        if message != self._complaint or now_s - self._complained_s > COMPLAINT_INTERVAL_S:
+            self._complaint, self._complained_s = message, now_s
+            logger.error("%s", message)
+
     def _on_message(self, message: Message) -> None:
         if isinstance(message, Refused):
-            logger.error("the dispatcher refused this front: %s", message.reason)
-            self.problem, self._heard_s = message.reason, self._clock()
+            self._complain(f"the dispatcher refused this front: {message.reason}")
+            self.problem = self._refusal = message.reason
+            self._heard_s = self._clock()
             return
         handle = self._handlers.get(type(message))
         if handle is None or getattr(message, "session", None) != self._epoch:
@@ -273,7 +287,7 @@ class DispatcherLink:
             if (known := self.open.get(ticket)) is not None:
                 known.choice.output.num_cached = num_cached
         token_ids = unpack_ids(batch.token_ids)
-        tokens = _scored(batch, token_ids) if batch.num_logprobs else map(plain_token, token_ids)
+        tokens = scored(batch, token_ids) if batch.num_logprobs else map(plain_token, token_ids)
         stopped: list[tuple[int, bool]] = []
         now_s, is_open = self._clock(), self.open.get
         for ticket, token, finish in zip(unpack_ids(batch.tickets), tokens, batch.finish_reasons, strict=True):
@@ -331,13 +345,3 @@ class DispatcherLink:
         for each in ended:
             each.is_sent = False  # the dispatcher has it no more
         self.fail(ended, error)
-
-
-def _scored(batch: FrontTokens, token_ids: Sequence[int]) -> list[OutputToken]:
-    ids, values = unpack_ids(batch.logprob_ids), unpack_floats(batch.logprobs)
-    tokens, begin = [], 0
-    for token_id, num in zip(token_ids, unpack_ids(batch.num_logprobs), strict=True):
-        end = begin + num
-        tokens.append(OutputToken(token_id, Logprobs(tuple(ids[begin:end]), tuple(values[begin:end])) if num else None))
-        begin = end
-    return tokens

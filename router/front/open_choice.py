@@ -1,12 +1,13 @@
-"""A choice that a dispatcher computes, and the messages that hand it in."""
+"""A choice that a dispatcher computes, the messages that hand it in, and its tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
 
-from common.wire.messages.fronts import FrontChoice, FrontOrder
-from common.wire.values.packing import pack_ids
+from common.wire.messages.fronts import FrontChoice, FrontOrder, FrontTokens
+from common.wire.values.output_token import Logprobs, OutputToken
+from common.wire.values.packing import pack_ids, unpack_floats, unpack_ids
 from router.dispatch.completion.choice import Choice
 from router.dispatch.completion.journey import End
 from router.dispatch.completion.state import FINISH_REASONS
@@ -93,3 +94,14 @@ def order_of(
 
 
 REASONS = dict(enumerate(["", *FINISH_REASONS.values()]))
+
+
+def scored(batch: FrontTokens, token_ids: Sequence[int]) -> list[OutputToken]:
+    """Return the tokens of a batch that has log-probabilities."""
+    ids, values = unpack_ids(batch.logprob_ids), unpack_floats(batch.logprobs)
+    tokens, begin = [], 0
+    for token_id, num in zip(token_ids, unpack_ids(batch.num_logprobs), strict=True):
+        end = begin + num
+        tokens.append(OutputToken(token_id, Logprobs(tuple(ids[begin:end]), tuple(values[begin:end])) if num else None))
+        begin = end
+    return tokens

@@ -15,6 +15,8 @@ MAX_REASON_CHARS = 160
 MAX_LINE_BYTES = 8190
 """Limit for the request line, and for a header's value."""
 MAX_HEADERS = 128
+VERSION = "/v1"
+"""Beginning of the paths of OpenAI's endpoints, which clients have in their base URL, once."""
 
 CODES = {
     404: "not_found",
@@ -27,14 +29,22 @@ CODES = {
 }
 
 
-def from_http(error: web.HTTPException, request: web.BaseRequest) -> RequestError:
+def from_http(error: web.HTTPException, request: web.Request) -> RequestError:
     """Convert aiohttp's refusal of a readable request."""
     where = request.path[:MAX_SHOWN_CHARS]
     messages = {
-        404: f"no such endpoint: {request.method} {where}",
+        404: f"no such endpoint: {request.method} {where}; {_remedy(request)}",
         405: f"{request.method} is not allowed for {where}; see the Allow header",
     }
     return _error(error.status, messages.get(error.status, error.reason))
+
+
+def _remedy(request: web.Request) -> str:
+    """Return the endpoint that a path without `/v1`, or with more before or behind, is likely to mean."""
+    path = request.path.rstrip("/")
+    known = {resource.canonical for resource in request.app.router.resources()}
+    likely = [each for each in known if path and path.endswith(each.removeprefix(VERSION))]
+    return f"did you mean {max(likely, key=len)}?" if likely else "GET /docs lists all"
 
 
 def from_parser(error: HttpProcessingError) -> RequestError:

@@ -8,9 +8,10 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from common.base.errors import RequestError
+from common.base.errors import ConfigError, RequestError
 from common.base.json_file import Json, JsonObject
-from common.checkpoint.files import ModelFiles
+from common.checkpoint.files import TOKENIZER_CONFIG, ModelFiles
+from router.base.json_rules import is_text
 from router.text.formats.registry import tags_of, tool_format_of
 from router.text.formats.shapes import ThoughtTags, ToolFormat
 
@@ -73,7 +74,12 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
         source = named.get("default")
     file = files.template()
     source = source if file is None else file
-    return ChatTemplate(source, special_tokens_of(config)) if isinstance(source, str) else None
+    special_tokens = special_tokens_of(config)
+    if not isinstance(source, str):
+        return None
+    if not all(map(is_text, (source, *special_tokens, *special_tokens.values()))):
+        raise ConfigError(f"{files.where(TOKENIZER_CONFIG)}: its texts are not valid Unicode; fetch the model again")
+    return ChatTemplate(source, special_tokens)
 
 
 def template_error(reason: str) -> RequestError:

@@ -42,7 +42,7 @@ class TemplateRenderer:
         tools: Sequence[Json] = (),
         wishes: Mapping[str, Json] = NOTHING,
     ) -> str:
-        """Write the prompt; raises RequestError (400) with the reason if the template fails.
+        """Write the prompt; raises RequestError (400) with the reason if the template fails or writes too much.
 
         Call in the main thread.
 
@@ -74,7 +74,8 @@ class TemplateRenderer:
         for piece in self._compiled.generate(variables):
             num_chars += len(piece)
             if num_chars > max_chars:
-                raise template_error(f"it wrote more than {max_chars} characters, which no prompt may have")
+                message = f"the prompt has more than {max_chars} characters, which no prompt may have: shorten it"
+                raise RequestError(message, param="messages", code="context_length_exceeded")
             pieces.append(piece)
         text = "".join(pieces)
         if not is_text(text):

@@ -103,8 +103,10 @@ async def is_ready(url: str) -> bool:
 
 
 async def test_baton_serve_takes_a_quantized_file_in_parts(tmp_path: Path) -> None:
-    """Its chat template and its tokens in a grammar are those of the file, too."""
+    """Its chat template and its tokens in a grammar are those of the file, too; the Hub's cache has links to blobs."""
     first = write_gguf(tmp_path / "demo-Q8_0.gguf", DEMO, every(Type.Q8_0), split_tensors=20)
+    for number, part in enumerate([*tmp_path.glob("*.gguf")]):
+        part.symlink_to(part.rename(tmp_path / f"blob{number}"))
     assert first.name == "demo-Q8_0-00001-of-00003.gguf"
     assert len(read_model(first, on_cpu("packed")).kept) == 4 * 4 + 1, "all products and the head stay packed"
     with served(first) as url:

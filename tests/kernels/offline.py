@@ -145,14 +145,17 @@ def run_packed(gpu: Gpu) -> None:
     """Products with matrices of codes alone: in decode steps, for prompts, and of the head."""
     hidden, inner = 2560, 9728
     norm, byte = Norm(empty(hidden, dtype=BF16), 1e-6), torch.uint8
-    for bits, group, has_offsets in ((4, 128, False), (4, 32, True), (8, 128, False), (8, 16, True)):
+    forms = ((4, 128, False), (4, 32, True), (8, 128, False), (8, 16, True), (4, 16, False))  # the last one of floats
+    for bits, group, has_offsets in forms:
 
         def made(rows: int, columns: int, bits: int = bits, group: int = group, has_offsets: bool = has_offsets) -> Any:
             data = empty(rows, columns // 2, dtype=byte) if bits == 4 else empty(rows, columns, dtype=torch.int8)
-            scales = empty(rows, columns // group, dtype=torch.float16)
-            return Weight(data, None, scales, BF16, scales if has_offsets else None, bits == 8)
+            is_float = (bits, group) == (4, 16)
+            scales = empty(rows, columns // group, dtype=byte if is_float else torch.float16)
+            factors = empty(rows, 1, dtype=torch.float32) if is_float else None
+            return Weight(data, None, scales, BF16, scales if has_offsets else None, bits == 8, factors)
 
-        for num_tokens in (1, 32, 300) if group == 128 else (1, 32):
+        for num_tokens in (1, 32, 300) if group == 128 else (1, 8, 32, 300) if (bits, group) == (4, 16) else (1, 32):
             ops = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch and num_tokens < 300)
             x = Residual(empty(num_tokens, hidden, dtype=BF16))
             ops.norm_linear(x, norm, made(6144, hidden))

@@ -53,6 +53,8 @@ def run(code: str, num_outputs: int, inputs: list[Tensor], *, in_fp32: bool = Fa
         "shr.u32": lambda a, by: a >> by,
         "and.b32": lambda a, b: a & b,
         "xor.b32": lambda a, b: a ^ b,
+        "mul.lo.u32": lambda a, b: a * b & 0xFFFFFFFF,
+        "mad.lo.u32": lambda a, b, c: a * b + c & 0xFFFFFFFF,
         "prmt.b32": _bytes_of,
         "lop3.b32": lambda a, b, c, table: _and_or(a, b, c, table),
         "add.f32": lambda a, b: fp32(a + b),

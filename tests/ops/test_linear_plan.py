@@ -103,7 +103,7 @@ def test_unknown_shapes_and_gpus_have_a_plan(
         assert (plan.kind is Kind.PACKED) == is_packed and (plan.token_stages > 0) == is_ring
         check(plan, num_tokens)
         if is_ring:
-            check_packed_ring(plan, fusion, num_tokens, 4 if scheme is Scheme.INT4 else 8)
+            check_packed_ring(plan, fusion, num_tokens, WEIGHT_ONLY[scheme])
         elif plan.kind is Kind.RING:
             check_ring(plan, fusion, num_tokens, k, scheme)
 

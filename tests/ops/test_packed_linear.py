@@ -6,13 +6,16 @@ from torch import Tensor
 
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.ops import reference
-from common.ops.base import Activation, Norm, Residual, Weight, pack
+from common.ops.base import Activation, Norm, Residual, Weight, pack, scale_bytes
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import LinearPlans
 from common.ops.packed_linear import PackedLinear
 
 GPU = Gpu("interpreter", (8, 6), 4, 99 << 10)
-FORMS = pytest.mark.parametrize(("bits", "group", "has_offsets"), [(4, 128, False), (4, 32, True), (8, 16, False)])
+FLOATS = (4, 16, False)
+FORMS = pytest.mark.parametrize(
+    ("bits", "group", "has_offsets"), [(4, 128, False), (4, 32, True), (8, 16, False), FLOATS]
+)
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # relative error of the whole
 CPU, CUDA = ("cpu", torch.float32), ("cuda", torch.bfloat16)
 
@@ -22,12 +25,15 @@ def made(
 ) -> Weight:
     bits, group, has_offsets = form
     shape = rows, columns // group
+    factors = None
     codes = torch.randint(0, 16, (rows, columns)) if bits == 4 else torch.randint(-128, 128, (rows, columns))
     scales = (10.0 ** (torch.rand(shape) - 2) / 2**bits).half().to(device)
     offsets = (-scales * 7).to(device) if has_offsets else None
     bias = torch.randn(rows).to(device, dtype) if has_bias else None
     data = pack(codes.to(torch.uint8 if bits == 4 else torch.int8))
-    return Weight(data.to(device), bias, scales, dtype, offsets, bits == 8)
+    if form == FLOATS:
+        scales, factors = scale_bytes(2.0 ** torch.randint(-8, 0, shape)).to(device), torch.rand(rows, 1).to(device)
+    return Weight(data.to(device), bias, scales, dtype, offsets, bits == 8, factors)
 
 
 def assert_near(ours: Tensor, law: Tensor, limit: float) -> None:

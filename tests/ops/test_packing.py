@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.ops.base import Scheme, Weight, pack, unpack
+from common.ops.base import Scheme, Weight, float_codes, float_elements, pack, scale_bytes, unpack
 from common.ops.reference import dequantized, linear
 
 
@@ -65,3 +65,22 @@ def test_elements_are_scaled_by_groups(group: int, is_wide: bool, has_offsets: b
     x = torch.randn(4, columns)
     expected = x.double() @ elements.double().t() + weight.bias.double()  # type: ignore[union-attr]
     assert torch.allclose(linear(x, weight).double(), expected, atol=1e-3)
+
+
+def test_floats_are_values_times_scales_and_factors() -> None:
+    """By the definitions of e2m1 and e4m3, a code and a scale at a time; signs of scales go to codes."""
+    values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    values += [-each for each in values]
+    scales = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    scales = scales[scales.isfinite()].view(-1, 2)  # two groups of 16 a row
+    codes = torch.arange(16, dtype=torch.uint8).repeat(len(scales), 2, 1)
+    held, factors = float_codes(codes, scales), torch.rand(len(scales), 1)
+    found = float_elements(held.flatten(1), scale_bytes(scales), torch.ones_like(factors))
+    assert torch.equal(found, (torch.tensor(values) * scales[..., None]).flatten(1))
+    scaled = float_elements(held.flatten(1), scale_bytes(scales), factors)
+    assert torch.equal(scaled, (torch.tensor(values) * (scales * factors)[..., None]).flatten(1))
+    data = pack(held.flatten(1).repeat(1, 4))
+    weight = Weight(data, None, scale_bytes(scales).repeat(1, 4), torch.float32, factors=factors)
+    assert (weight.scheme, weight.num_in, weight.scale_columns, weight.is_weight_only) == (Scheme.FP4, 128, 16, True)
+    assert torch.equal(dequantized(weight), scaled.repeat(1, 4))
+    assert torch.equal(linear(torch.eye(128), weight), dequantized(weight).t())

@@ -7,7 +7,7 @@ from torch import Tensor
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.ops import reference
 from common.ops.base import BLOCK, Activation, Norm, Residual, Weight
-from common.ops.code_products import Codes, Ending, multiply
+from common.ops.code_products import Codes, multiply
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import LinearPlans, PromptPlans
 from common.ops.quantized_linear import QuantizedLinear
@@ -69,7 +69,7 @@ def test_matrices_may_be_widened_a_few_rows_at_a_time(form: str, monkeypatch: py
     monkeypatch.setattr("common.ops.code_products.WIDENED_ELEMENTS", 1)  # blocks of rows one by one
     weight = made(300, 320, torch.float8_e4m3fn, form, *CPU)
     codes, scales = reference.quantize(torch.randn(150, 320), torch.float8_e4m3fn, BLOCK)
-    product = multiply(Codes(codes, scales), weight, GPU, Ending())
+    product = multiply(Codes(codes, scales), weight, GPU)
     assert_near(product, reference.products.multiplied(codes, scales, weight), 1e-5)
 
 

@@ -45,7 +45,7 @@ from common.wire.transport.sockets import Hub
 from common.wire.values.output_token import OutputToken
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.sampling_params import SamplingParams
-from prefill_worker.worker import PrefillWorker
+from prefill_worker.worker import QUIET_POLLS, PrefillWorker
 from tests.support.fakes import free_endpoint
 from tests.support.guided import DEMO_MODEL
 from tests.support.layouts import allocator_of
@@ -97,7 +97,11 @@ class Rig:
         self.decode = Hub(self.context, NetSection(), free_endpoint())
         self.steps: list[Step] = []
         self.runner = SimpleNamespace(
-            launch=self._launch, trace=Trace(), missing=list[int](), capture_ahead=self._capture
+            launch=self._launch,
+            trace=Trace(),
+            missing=list[int](),
+            lacked_graphs=False,
+            capture_ahead=self._capture,
         )
         self.said: list[Message] = []
         self.announced: list[tuple[str, list[int]]] = []  # request, complete blocks
@@ -130,7 +134,8 @@ class Rig:
 
     def _capture(self) -> None:
         assert not self.worker.steps.in_flight and not self.worker.scheduler.prompts, "a prompt waits for a capture"
-        self.runner.missing.pop()
+        if self.runner.missing:
+            self.runner.missing.pop()
 
     def close(self) -> None:
         self.worker.close()
@@ -611,8 +616,30 @@ def test_an_attempt_that_comes_twice_is_served_once_and_a_strange_token_is_given
     rig.allocator.check([])
 
 
-def test_an_idle_worker_captures_missing_graphs_until_a_prompt_comes(rig: Rig) -> None:
+def test_graphs_that_no_step_lacked_are_captured_after_a_second_without_messages(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefill_worker.worker.IDLE_POLL_MS", 1)
     missing = rig.runner.missing
+    missing.extend(range(3))
+
+    def left_after_waits(count: int) -> list[int]:
+        left = []
+        for _ in range(count):
+            rig.worker._await_work()
+            left.append(len(missing))
+        return left
+
+    rig.turn_until(lambda: not rig.worker.poller.poll(0))
+    rig.worker.idling.num_vain = 0
+    assert left_after_waits(QUIET_POLLS) == [3] * (QUIET_POLLS - 1) + [2]
+    rig.tell(prefill_request("a", range(10)))
+    until(lambda: bool(rig.worker.poller.poll(0)))
+    assert left_after_waits(QUIET_POLLS) == [2] * QUIET_POLLS, "a message ends the quiet"
+
+
+def test_graphs_that_steps_lacked_are_captured_as_soon_as_a_worker_is_idle(rig: Rig) -> None:
+    missing, rig.runner.lacked_graphs = rig.runner.missing, True
     missing.extend(range(5))
     rig.turn_until(lambda: not rig.worker.poller.poll(0))
 
@@ -638,6 +665,7 @@ def test_an_idle_worker_captures_missing_graphs_until_a_prompt_comes(rig: Rig) -
 def test_no_graph_is_captured_while_a_prompt_waits_for_blocks(rig: Rig) -> None:
     held = rig.allocator.allocate(rig.allocator.capacity)
     rig.runner.missing.append(1)
+    rig.runner.lacked_graphs = True
     rig.ask("a", 30)
     rig.turn()
     assert held and not rig.steps

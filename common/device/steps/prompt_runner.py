@@ -152,6 +152,11 @@ class PromptRunner:
         self.missing = [bucket for bucket in wanted if bucket not in first]
         self._capture(first)
 
+    @property
+    def lacked_graphs(self) -> bool:
+        """Tell whether a step lacked a graph that is still missing."""
+        return any(self._missed[bucket] for bucket in self.missing)
+
     def capture_ahead(self) -> None:
         """Capture a missing graph, if any is left, first what most steps wanted; call while no step is in flight."""
         if not self.missing:

@@ -15,11 +15,9 @@ def _scale_sums_kernel(
     sums_ptr,  # [m, n] int32 or fp32, contiguous; [m, 2 * n] if GATED: gate, then up
     x_scales_ptr,  # [m]
     scales_ptr,  # [n]; [2 * n] if GATED
-    residual_ptr,  # [m, n], if HAS_RESIDUAL; may be out_ptr
     bias_ptr,  # [n], or None
     out_ptr,  # [m, n]
     n,
-    HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -38,8 +36,6 @@ def _scale_sums_kernel(
         y = gated(y, up, ACTIVATION)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        y += tl.load(residual_ptr + token * n + rows, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * n + rows, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -49,18 +45,16 @@ def scale_sums(
     scales: Tensor,  # fp32 [n, 1], or [2 * n, 1] with an activation
     out: Tensor,  # [m, n]; overwritten
     *,
-    residual: Tensor | None = None,  # [m, n]; may be `out`
     bias: Tensor | None = None,  # [n], without a gate only
     activation: str | None = None,  # of the gate, if gated
 ) -> Tensor:
-    """Write `sums * x_scales * scales + bias`, then `+ residual` or `activation(gate) * up`, to `out`; return `out`."""
+    """Write `sums * x_scales * scales + bias`, or `activation(gate) * up`, to `out`; return `out`."""
     m, n = out.shape
     num_rows = n if activation is None else 2 * n
     assert sums.shape == (m, num_rows) and sums.dtype in (torch.int32, torch.float32), f"sums {tuple(sums.shape)}"
     assert sums.is_contiguous() and out.is_contiguous(), "sums and out: contiguous"
     assert x_scales.shape == (m, 1) and scales.shape == (num_rows, 1), "a scale for each token and row"
     assert x_scales.is_contiguous() and scales.is_contiguous(), "scales: contiguous"
-    assert residual is None or (residual.shape == out.shape and residual.is_contiguous()), "residual: as out"
     assert bias is None or (bias.shape == (n,) and activation is None), f"bias: [{n}], without a gate"
     if m == 0:
         return out
@@ -68,11 +62,9 @@ def scale_sums(
         sums_ptr=sums,
         x_scales_ptr=x_scales,
         scales_ptr=scales,
-        residual_ptr=out if residual is None else residual,
         bias_ptr=bias,
         out_ptr=out,
         n=n,
-        HAS_RESIDUAL=residual is not None,
         GATED=activation is not None,
         ACTIVATION=activation,
         BLOCK=BLOCK,

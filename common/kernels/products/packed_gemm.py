@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from common.kernels.base.pdl import wait_for_predecessor
 from common.kernels.products.packed_checks import NAMES, check_packed_product
 from common.kernels.products.tiles.ending import store_product
+from common.kernels.products.tiles.packed_floats import beside_words, factors_of_rows, floating
 from common.kernels.products.tiles.packed_mma import EXCESS, adding, multiplying, operands, summing, widening
 from common.kernels.products.tiles.packed_operands import constraints, scaling
 from common.kernels.products.tiles.packed_tiles import (
@@ -78,7 +79,7 @@ def _multiply_tile(loaded, xs, x_sums, sums, BITS: gl.constexpr, WIDEN: gl.const
     tile, scales, offsets = loaded
     later = ()
     for h in gl.static_range(len(tile) // 2):
-        numbers = scales[2 * h].to(gl.float32), scales[2 * h + 1].to(gl.float32)
+        numbers = beside_words(scales[2 * h]), beside_words(scales[2 * h + 1])
         if len(offsets) > 0:
             numbers += (offsets[2 * h].to(gl.float32), offsets[2 * h + 1].to(gl.float32))  # type: ignore[assignment]
         of_upper, of_lower = (tile[2 * h],), (tile[2 * h + 1],)
@@ -97,9 +98,9 @@ def _multiply_tile(loaded, xs, x_sums, sums, BITS: gl.constexpr, WIDEN: gl.const
 
 
 @gluon.jit
-def _end(sums, scale, row, m, n, residual_ptr, bias_ptr, out_ptr, SPLITS: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-         GATED: gl.constexpr, ACTIVATION: gl.constexpr, SIXTEENS: gl.constexpr, BLOCKS: gl.constexpr,
-         LAYOUT: gl.constexpr):  # fmt: skip
+def _end(sums, scale, row, m, n, factors_ptr, residual_ptr, bias_ptr, out_ptr, SPLITS: gl.constexpr,
+         HAS_RESIDUAL: gl.constexpr, GATED: gl.constexpr, ACTIVATION: gl.constexpr, SIXTEENS: gl.constexpr,
+         BLOCKS: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
     """Add up the warps' sums of all sixteens of rows and eights of tokens, finish and store them."""
     EIGHTS: gl.constexpr = len(sums) // SIXTEENS
     eight = gl.arange(0, 8, gl.SliceLayout(1, LAYOUT))
@@ -111,6 +112,10 @@ def _end(sums, scale, row, m, n, residual_ptr, bias_ptr, out_ptr, SPLITS: gl.con
             upper, lower = gl.split(gl.permute(total, [0, 1, 3, 2]))
             upper = gl.convert_layout(gl.reshape(upper, [8, 8]), LAYOUT)
             lower = gl.convert_layout(gl.reshape(lower, [8, 8]), LAYOUT)
+            if factors_ptr is not None:
+                lower_rows = rows + n if GATED else rows + 8
+                upper *= factors_of_rows(factors_ptr, rows, rows < n)
+                lower *= factors_of_rows(factors_ptr, lower_rows, rows < n if GATED else rows + 8 < n)
             inside_m = (8 * j + tokens < m)[None, :]
             places = (8 * j + tokens)[None, :].to(gl.int64) * n + rows[:, None]
             store_product(
@@ -128,8 +133,9 @@ def _end(sums, scale, row, m, n, residual_ptr, bias_ptr, out_ptr, SPLITS: gl.con
 def _packed_gemm_kernel(
     x_ptr,  # [m, K], contiguous; in pairs if not LONE
     weight_ptr,  # [n, K * BITS / 32] words, contiguous; twice the rows if GATED: gate, then up
-    scales_ptr,  # [n, K / GROUP]; twice the rows if GATED
+    scales_ptr,  # [n, K / GROUP], of e2m1 numbers of two scales; twice the rows if GATED
     offsets_ptr,  # as scales_ptr, or None
+    factors_ptr,  # [n] of rows of e2m1, or None; twice the rows if GATED
     norm_ptr,  # [K], if HAS_NORM
     residual_ptr,  # [m, n], if HAS_RESIDUAL; may be out_ptr
     bias_ptr,  # [n], or None
@@ -139,7 +145,7 @@ def _packed_gemm_kernel(
     n,
     K: gl.constexpr,
     BITS: gl.constexpr,
-    GROUP: gl.constexpr,  # columns that share a scale
+    GROUP: gl.constexpr,  # columns that share a scale, or a number of two
     LONE: gl.constexpr,  # m is 1
     SCALED: gl.constexpr,  # elements are multiplied, not codes
     EIGHTS: gl.constexpr,  # of tokens
@@ -222,21 +228,22 @@ def _packed_gemm_kernel(
             else:
                 token_ptr = x_ptr + gl.minimum(8 * j + eight, m - 1)[:, None, None] * (K // 2) + pairs
                 x = loaded_operands(token_ptr + i * (COLUMNS // 2), blocks_left > i * BLOCKS, BLOCK, EVEN)
-            some = token_sums[i] if LONE and BITS == 4 else _sums_of(x, SUM, OF_SUM, SUMS)
+            some = token_sums[i] if LONE and BITS == 4 and SUMS > 0 else _sums_of(x, SUM, OF_SUM, SUMS)
             x_sums = x_sums + (some,)  # type: ignore[assignment]
             xs = xs + (x,)  # type: ignore[assignment]
         sums = _multiply_tile(loaded[i], xs, x_sums, sums, BITS, WIDEN, OF_WORD, MULTIPLY, OF_PRODUCT, SCALED)
     _end(
-        sums, scale, row, m, n, residual_ptr, bias_ptr, out_ptr, SPLITS, HAS_RESIDUAL, GATED, ACTIVATION, SIXTEENS,
-        BLOCKS, OUT_LAYOUT,
+        sums, scale, row, m, n, factors_ptr, residual_ptr, bias_ptr, out_ptr, SPLITS, HAS_RESIDUAL, GATED, ACTIVATION,
+        SIXTEENS, BLOCKS, OUT_LAYOUT,
     )  # fmt: skip
 
 
 def packed_gemm(
     x: Tensor,  # [m, k] in 16 bits, contiguous, m up to MAX_TOKENS
     weight: Tensor,  # packed uint8 [n, k / 2], or packed int8 [n, k]; twice the rows with an activation
-    scales: Tensor,  # fp16 or fp32 [n, groups]; twice the rows with an activation
+    scales: Tensor,  # fp16 or fp32 [n, groups], or of e2m1 uint8; twice the rows with an activation
     offsets: Tensor | None,  # as `scales`
+    factors: Tensor | None,  # fp32 [n, 1], of e2m1; twice the rows with an activation
     out: Tensor,  # [m, n], or fp32 parts [splits, m, n]; overwritten
     *,
     rows: int,
@@ -257,25 +264,44 @@ def packed_gemm(
     the predecessor.
     """
     packed = check_packed_product(
-        x, weight, scales, offsets, out, splits=splits, norm=norm, residual=residual, bias=bias, activation=activation
+        x,
+        weight,
+        scales,
+        offsets,
+        factors,
+        out,
+        splits=splits,
+        norm=norm,
+        residual=residual,
+        bias=bias,
+        activation=activation,
     )
     (m, k), sides, has_offsets = x.shape, 1 if activation is None else 2, offsets is not None
     assert 1 <= m <= MAX_TOKENS, f"{m} tokens: 1 to {MAX_TOKENS} here"
     assert rows > 0 and rows % MATRIX_ROWS == 0, f"{rows} rows of a program: a multiple of {MATRIX_ROWS} needed"
-    bits, name, sums = packed.bits, NAMES[x.dtype], 4 if packed.group < packed.block else 1
+    bits, name, group = packed.bits, NAMES[x.dtype], packed.group_of_number
+    sums = 4 if group < packed.block else 1
     excess = 0.0 if bits == 8 else EXCESS[name] + (0.0 if has_offsets else MIDDLE)
-    is_scaled = m > ONCE and sums > 1
+    is_scaled = packed.is_float or (m > ONCE and sums > 1)
     has_sums = not is_scaled and (bool(excess) or has_offsets)
     of_sum, of_product = operands(bits, sums, has_sums=has_sums, has_offsets=has_offsets)
     multiply = multiplying(name, bits, sums, excess, has_offsets=has_offsets, is_lone=m == 1)
     if is_scaled:
         multiply, of_product = adding(name, bits)
+    if packed.is_float:
+        widen, of_word = floating(name)
+    elif is_scaled:
+        widen = scaling(name, bits, has_offsets=has_offsets, numbers=1)
+        of_word = constraints(bits, has_scales=True, has_offsets=has_offsets, numbers=1)
+    else:
+        widen, of_word = widening(name, bits), constraints(bits)
     n, outputs, tiles = weight.shape[0] // sides, rows // sides, -(-k // (packed.block * warps * splits))
     _packed_gemm_kernel[(-(-n // outputs), splits)](
         x_ptr=x if m == 1 else x.view(torch.int32),
         weight_ptr=weight.view(torch.int32),
-        scales_ptr=scales,
+        scales_ptr=scales.view(torch.uint16) if packed.is_float else scales,
         offsets_ptr=offsets,
+        factors_ptr=factors,
         norm_ptr=x if norm is None else norm,
         residual_ptr=out if residual is None else residual,
         bias_ptr=bias,
@@ -285,7 +311,7 @@ def packed_gemm(
         n=n,
         K=k,
         BITS=bits,
-        GROUP=packed.group,
+        GROUP=group,
         LONE=m == 1,
         SCALED=is_scaled,
         EIGHTS=-(-m // 8),
@@ -300,8 +326,8 @@ def packed_gemm(
         ACTIVATION=activation,
         PDL=pdl,
         SUMS=sums if has_sums else 0,
-        WIDEN=scaling(name, bits, has_offsets=has_offsets, numbers=1) if is_scaled else widening(name, bits),
-        OF_WORD=constraints(bits, has_scales=is_scaled, has_offsets=is_scaled and has_offsets, numbers=1),
+        WIDEN=widen,
+        OF_WORD=of_word,
         SUM=summing(name, bits, sums),
         OF_SUM=of_sum,
         MULTIPLY=multiply,

@@ -27,6 +27,7 @@ from common.kernels.base.items import advance
 from common.kernels.base.pdl import wait_for_predecessor
 from common.kernels.products.packed_checks import NAMES, ROW_BYTES, check_packed_product
 from common.kernels.products.tiles.ending import store_product
+from common.kernels.products.tiles.packed_floats import factors_of_rows, floating
 from common.kernels.products.tiles.packed_operands import (
     MIDDLE,
     codes_layout,
@@ -127,8 +128,9 @@ def _packed_ring_kernel(
     x_ptr,  # [K], if HAS_NORM
     norm_ptr,  # [K], if HAS_NORM
     weight_desc,  # [n, K * BITS / 16] numbers, tiles of ROWS x 32; twice the rows if GATED: gate, then up
-    scales_ptr,  # [n, K / GROUP]; twice the rows if GATED
+    scales_ptr,  # [n, K / GROUP], of e2m1 numbers of two scales; twice the rows if GATED
     offsets_ptr,  # as scales_ptr, or None
+    factors_ptr,  # [n] of rows of e2m1, or None; twice the rows if GATED
     residual_ptr,  # [m, n], if HAS_RESIDUAL; may be out_ptr
     bias_ptr,  # [n], or None
     out_ptr,  # [m, n] if SPLITS is 1, else [SPLITS, m, n] fp32
@@ -137,7 +139,7 @@ def _packed_ring_kernel(
     n,
     K: gl.constexpr,
     BITS: gl.constexpr,
-    GROUP: gl.constexpr,  # columns that share a scale
+    GROUP: gl.constexpr,  # columns that share a scale, or a number of two
     SCALED: gl.constexpr,  # elements are multiplied, not codes
     TILES: gl.constexpr,  # of a part of K, of BLOCKS blocks each; the last ones may lie behind K, and are zeros
     STAGES: gl.constexpr,  # slots of codes; at most TILES
@@ -258,6 +260,10 @@ def _packed_ring_kernel(
     if HAS_NORM:
         acc *= scale
         up_acc *= scale
+    if factors_ptr is not None:
+        acc *= factors_of_rows(factors_ptr, rows, inside_n)
+        if GATED:
+            up_acc *= factors_of_rows(factors_ptr, n + rows, inside_n)
     tokens = token + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     inside_out = inside_n[:, None] & (tokens < m)[None, :]
     elements = tokens[None, :].to(gl.int64) * n + rows[:, None]
@@ -270,8 +276,9 @@ def _packed_ring_kernel(
 def packed_ring(
     x: Tensor,  # [m, k] in 16 bits, contiguous
     weight: Tensor,  # packed uint8 [n, k / 2], or packed int8 [n, k]; twice the rows with an activation
-    scales: Tensor,  # fp16 or fp32 [n, groups]; twice the rows with an activation
+    scales: Tensor,  # fp16 or fp32 [n, groups], or of e2m1 uint8; twice the rows with an activation
     offsets: Tensor | None,  # as `scales`
+    factors: Tensor | None,  # fp32 [n, 1], of e2m1; twice the rows with an activation
     out: Tensor,  # [m, n], or fp32 parts [splits, m, n]; overwritten
     *,
     block_k: int,
@@ -291,21 +298,40 @@ def packed_ring(
     There are `stages` slots of codes and `token_stages` of tokens, two at least; of a normed token as many as needed.
     """
     packed = check_packed_product(
-        x, weight, scales, offsets, out, splits=splits, norm=norm, residual=residual, bias=bias, activation=activation
+        x,
+        weight,
+        scales,
+        offsets,
+        factors,
+        out,
+        splits=splits,
+        norm=norm,
+        residual=residual,
+        bias=bias,
+        activation=activation,
     )
     assert block_k % BLOCK == 0 and min(stages, token_stages) > 1, f"{block_k} columns, {stages}, {token_stages} slots"
     (m, k), bits, is_gated, has_offsets = x.shape, packed.bits, activation is not None, offsets is not None
-    is_scaled = makes_elements(m, packed.group, is_gated=is_gated, has_offsets=has_offsets)
+    group = packed.group_of_number
+    is_scaled = makes_elements(m, group, is_gated=is_gated, has_offsets=has_offsets)
     block_m = min(tokens_of_tile(m), MAX_TOKENS)
     n, tiles, token_tiles = weight.shape[0] // (2 if is_gated else 1), -(-k // (block_k * splits)), -(-m // block_m)
     name, middle = NAMES[x.dtype], 0 if has_offsets else MIDDLE
+    if packed.is_float:
+        widen, of_word = floating(name, 2)
+    elif is_scaled:
+        widen = scaling(name, bits, has_offsets=has_offsets)
+        of_word = constraints(bits, has_scales=True, has_offsets=has_offsets)
+    else:
+        widen, of_word = widening(name, bits, middle), constraints(bits)
     _packed_ring_kernel[(-(-n // ROWS) * token_tiles, splits)](
         x_desc=describe(x, [block_m, BLOCK]),
         weight_desc=describe(weight.view(torch.int16), [ROWS, ROW_BYTES // 2]),
         x_ptr=x,
         norm_ptr=x if norm is None else norm,
-        scales_ptr=scales,
+        scales_ptr=scales.view(torch.uint16) if packed.is_float else scales,
         offsets_ptr=offsets,
+        factors_ptr=factors,
         residual_ptr=out if residual is None else residual,
         bias_ptr=bias,
         out_ptr=out,
@@ -314,7 +340,7 @@ def packed_ring(
         n=n,
         K=k,
         BITS=bits,
-        GROUP=packed.group,
+        GROUP=group,
         SCALED=is_scaled,
         TILES=tiles,
         STAGES=min(stages, tiles),
@@ -329,10 +355,10 @@ def packed_ring(
         GATED=is_gated,
         ACTIVATION=activation,
         PDL=pdl,
-        WIDEN=scaling(name, bits, has_offsets=has_offsets) if is_scaled else widening(name, bits, middle),
-        CONSTRAINTS=constraints(bits, has_scales=is_scaled, has_offsets=is_scaled and has_offsets),
+        WIDEN=widen,
+        CONSTRAINTS=of_word,
         CODES_LAYOUT=codes_layout(),
-        WORDS_LAYOUT=words_layout(max(packed.block // packed.group, 1)),
+        WORDS_LAYOUT=words_layout(max(packed.block // group, 1)),
         num_warps=WARPS,
         launch_pdl=pdl,
     )

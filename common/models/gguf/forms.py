@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from common.checkpoint.gguf.header import StoredTensor
 from common.models.gguf.names import place_of
-from common.models.quantization.kept import held_integers
+from common.models.quantization.kept import held_in_groups
 from common.models.sizes.codes import PAIRS, Codes
 from common.models.sizes.quantized import HEAD, TABLE, is_product, with_whole_experts
 from common.models.sizes.stacks import Stack, Stacks
@@ -38,4 +38,4 @@ def kept_blocks(stacks: Stacks, tensors: Mapping[str, StoredTensor]) -> dict[str
 def _form(name: str, stack: Stack, tensors: Mapping[str, StoredTensor]) -> Codes | None:
     names = [place_of(piece.checkpoint_name).name for piece in stack.pieces]
     forms = (FORMS.get(tensors[name].type.name) if name in tensors else None for name in names)
-    return held_integers(name, stack, forms)
+    return held_in_groups(name, stack, forms)

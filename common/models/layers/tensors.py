@@ -6,7 +6,7 @@ from torch import Tensor
 
 from common.models.layers.output import Output
 from common.models.sizes.codes import Codes
-from common.models.sizes.stacks import OFFSETS, SCALES
+from common.models.sizes.stacks import FACTORS, OFFSETS, SCALES
 from common.ops.base import Norm, Weight
 
 Forms = Mapping[str, Codes]
@@ -19,8 +19,8 @@ def weight_of(tensors: Mapping[str, Tensor], forms: Forms, name: str, bias: Tens
     if form is None:
         return Weight(tensors[name], bias)
     scales, offsets = tensors[f"{name}{SCALES}"], tensors.get(f"{name}{OFFSETS}")
-    is_wide = form.is_integers and form.dtype == "int8"
-    return Weight(tensors[name], bias, scales, tensors["embed"].dtype, offsets, is_wide)
+    is_wide, factors = form.is_weight_only and form.dtype == "int8", tensors.get(f"{name}{FACTORS}")
+    return Weight(tensors[name], bias, scales, tensors["embed"].dtype, offsets, is_wide, factors)
 
 
 class LayerTensors:

@@ -24,14 +24,14 @@ from common.models.quantization.groups import Held
 from common.models.quantization.packed_part import PackedPart, Target
 from common.models.quantization.rules import Quantization
 from common.models.quantization.stored import PackedMatrix, StoredTensor
-from common.models.sizes.codes import Codes
+from common.models.sizes.codes import FLOATS, Codes
 from common.models.sizes.quantized import is_of_experts
-from common.models.sizes.stacks import OFFSETS, SCALES, Piece, Stack, Stacks
+from common.models.sizes.stacks import FACTORS, OFFSETS, SCALES, Piece, Stack, Stacks
 
 logger = logging.getLogger(__name__)
 # Buffers that old checkpoints carry although their values follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-_DTYPES = DTYPES | {"uint8": torch.uint8, "int8": torch.int8}
+_DTYPES = DTYPES | {"uint8": torch.uint8, "int8": torch.int8, FLOATS: torch.uint8}
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _BYTE_TYPES = {"U8": torch.uint8}
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -217,11 +217,12 @@ def place_in(
     """Return the piece's place in the stack `name`, in the order of the file, and that of scales of rows or blocks."""
     if stack.form is None:
         return in_file_order(tensors[name], piece), None
-    beside = [tensors.get(f"{name}{end}") for end in (SCALES, OFFSETS)]
-    if stack.form.is_integers:
-        codes, scales, offsets = (None if each is None else _rows_in(each, piece) for each in (tensors[name], *beside))
+    beside = [tensors.get(f"{name}{end}") for end in (SCALES, OFFSETS, FACTORS)]
+    if stack.form.is_weight_only:
+        of_piece = [None if each is None else _rows_in(each, piece) for each in (tensors[name], *beside)]
+        codes, scales, offsets, factors = of_piece
         assert codes is not None and scales is not None, "codes have scales"
-        return Held(codes, scales, offsets, in_quarters=is_of_experts(name)), None
+        return Held(codes, scales, offsets, factors, in_quarters=is_of_experts(name)), None
     scales, each = beside[0], stack.form.rows
     assert scales is not None, "codes have scales"
     scales = scales[piece.begin // each : -(-(piece.begin + piece.num_rows) // each)]

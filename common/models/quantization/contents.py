@@ -12,8 +12,8 @@ from common.models.quantization.stored import PackedMatrix, StoredTensor
 from common.models.quantization.words import WORD_BITS, Awq, Gptq, PackedRows
 
 Numbers: TypeAlias = NDArray[Any]
-TYPES = {"F16": np.float16, "F32": np.float32, "I32": np.int32, "I8": np.int8}
-"""Types of numpy by their names in safetensors, which has bfloat16 besides."""
+TYPES = {"F16": np.float16, "F32": np.float32, "I32": np.int32, "I8": np.int8, "U8": np.uint8, "F8_E8M0": np.uint8}
+"""Types of numpy by their names in safetensors, which has bfloat16 besides; exponents of 8 bits are bytes."""
 ORDERS, ZEROS, SCALES = ("g_idx", "weight_g_idx"), ("qzeros", "weight_zero_point"), ("scales", "weight_scale", "s")
 """Names of tensors, behind the module's."""
 
@@ -59,6 +59,14 @@ def fits_float16(matrix: PackedMatrix) -> bool:
     exact = numbers(scales)
     with np.errstate(over="ignore"):
         return np.array_equal(exact.astype(np.float16).astype(np.float32), exact)
+
+
+def spans_exponents(matrix: PackedMatrix, most: int) -> bool:
+    """Tell whether powers of two in a row span more than `most` neighbouring exponents somewhere."""
+    scales = _tensor(matrix, SCALES)
+    assert scales is not None, "scales are needed"
+    exponents = numbers(scales)
+    return bool((np.ptp(exponents, axis=1) >= most).any())
 
 
 def _tensor(matrix: PackedMatrix, names: tuple[str, ...]) -> StoredTensor | None:

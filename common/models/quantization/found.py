@@ -181,7 +181,7 @@ def described(model_dir: Path, found: Found, quantization: Quantization, kept: M
     num_bytes = sum(matrix.num_bytes for matrix in matrices)
     line = f"{model_dir}: " + ", ".join(f"{number} matrices in {label}" for label, number in count.items())
     line += f", {num_bytes / 1e9:.2f} GB, "
-    num_packed = sum(form.is_integers for form in kept.values())
+    num_packed = sum(form.is_weight_only for form in kept.values())
     if num_in_8_bits := num_kept - num_packed:
         line += f"{num_in_8_bits} of {len(matrices)} matrices stay in 8 bits, and inputs are quantized token by token"
         line += ", but for those of experts" if any(EXPERTS in name for name in kept) else ""

@@ -1,4 +1,4 @@
-"""Matrices as integers in groups of neighbouring columns, each with a scale and perhaps an offset."""
+"""Matrices as codes in groups of neighbouring columns, each with a scale and perhaps an offset."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -42,12 +42,25 @@ class Groups(NamedTuple):
         return Groups(self.codes.reshape(num_rows, -1, self.codes.shape[-1]), scales, offsets)
 
 
+class Floats(NamedTuple):
+    """Rows of a matrix in floats of 4 bits, as `common.ops.base.floats` has them."""
+
+    codes: Tensor  # uint8 [num_rows, groups, columns of a group], the sign lowest
+    scales: Tensor  # uint8 [num_rows, groups]
+    factors: Tensor  # fp32 [num_rows, 1]
+
+    def part(self, rows: slice) -> "Floats":
+        """Return some rows."""
+        return Floats(*(each[rows] for each in self))
+
+
 class Held(NamedTuple):
-    """Memory of a matrix's rows in a form of integers; of any strides, with the rows in the order of the file."""
+    """Memory of a matrix's rows in codes in groups; of any strides, with the rows in the order of the file."""
 
     codes: Tensor  # packed: int8 [..., width], or of 4 bits uint8 [..., width / 2]
     scales: Tensor  # [..., groups], as many as the rows' own groups or a multiple of them
     offsets: Tensor | None = None  # as the scales
+    factors: Tensor | None = None  # [..., 1], of floats
     in_quarters: bool = False  # codes of 4 bits are packed as those of experts
 
     @property
@@ -57,17 +70,18 @@ class Held(NamedTuple):
 
     def part(self, rows: slice | int) -> "Held":
         """Return some rows, or one entry of the first dimension."""
-        offsets = None if self.offsets is None else self.offsets[rows]
-        return self._replace(codes=self.codes[rows], scales=self.scales[rows], offsets=offsets)
+        offsets, factors = (None if each is None else each[rows] for each in (self.offsets, self.factors))
+        return self._replace(codes=self.codes[rows], scales=self.scales[rows], offsets=offsets, factors=factors)
 
     def matrices(self, num: int) -> Iterator["Held"]:
         """Yield equally large matrices whose rows stand one behind the other."""
-        codes, scales, offsets = (
+        codes, scales, offsets, factors = (
             None if each is None else each.view(num, -1, each.shape[-1])
-            for each in (self.codes, self.scales, self.offsets)
+            for each in (self.codes, self.scales, self.offsets, self.factors)
         )
         assert codes is not None and scales is not None
-        return map(self._replace(codes=codes, scales=scales, offsets=offsets).part, range(num))
+        stacked = self._replace(codes=codes, scales=scales, offsets=offsets, factors=factors)
+        return map(stacked.part, range(num))
 
     def split(self, max_elements: int) -> Iterator["Held"]:
         """Yield pieces of at most `max_elements`, or of a row."""
@@ -86,11 +100,21 @@ class Held(NamedTuple):
             if offsets is None:
                 codes, offsets = codes + MIDDLE, rows.scales * -MIDDLE
             codes = codes.view(torch.uint8)
-        packed = pack_quarters(codes) if self.in_quarters else pack(codes)
-        self.codes.copy_(packed.view(self.codes.shape))
-        self.scales.copy_(_spread(rows.scales, self.scales))
+        self._fill(codes, rows.scales)
         if self.offsets is not None:
             self.offsets.copy_(_spread(torch.zeros_like(rows.scales) if offsets is None else offsets, self.offsets))
+
+    def fill_floats(self, rows: Floats) -> None:
+        """Write rows of floats."""
+        assert self.factors is not None, "memory of floats"
+        self._fill(rows.codes.flatten(1), rows.scales)
+        self.factors.copy_(rows.factors.view(self.factors.shape))
+
+    def _fill(self, codes: Tensor, scales: Tensor) -> None:
+        """Write codes `[num_rows, width]`, packed, and scales of their groups."""
+        packed = pack_quarters(codes) if self.in_quarters else pack(codes)
+        self.codes.copy_(packed.view(self.codes.shape))
+        self.scales.copy_(_spread(scales, self.scales))
 
     def fill_rounded(self, rows: Tensor) -> None:
         """Write plain rows `[num_rows, width]` as codes of 4 bits, rounded to the nearest."""
@@ -106,7 +130,7 @@ def elements_of(target: Tensor | Held) -> int:
 
 def bytes_of(target: Tensor | Held) -> int:
     """Return the bytes of a target."""
-    held = (target,) if isinstance(target, Tensor) else (target.codes, target.scales, target.offsets)
+    held = (target,) if isinstance(target, Tensor) else (target.codes, target.scales, target.offsets, target.factors)
     return sum(each.numel() * each.itemsize for each in held if each is not None)
 
 

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from common.base.errors import ModelError
 from common.models.quantization.dequantize import TYPES, as_stored, dequantize, in_groups, needless, problem
+from common.models.quantization.floats import in_floats
 from common.models.quantization.formats import Cut, Field, Scaled, finest
+from common.models.quantization.fp4 import Mxfp4, Nvfp4
 from common.models.quantization.groups import Held, bytes_of
 from common.models.quantization.stored import PackedMatrix
 from common.ops.base import BLOCK
@@ -123,6 +125,9 @@ class PackedPart:
         """Copy codes and scales as they are; rows share a scale where a target has one for BLOCK of them."""
         rows, format_, num_rows = self._taken(target), self.matrix.format, self.end - self.begin
         part = self._part(target)
+        if isinstance(part, Held) and isinstance(format_, Nvfp4 | Mxfp4):
+            part.fill_floats(in_floats(format_, tensors, num_rows).part(rows))
+            return
         if isinstance(part, Held):
             groups = in_groups(format_, tensors, num_rows, has_offsets=part.offsets is not None)
             part.fill(groups.part(rows))

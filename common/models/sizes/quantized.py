@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from common.models.sizes.codes import BLOCK, ITEM_BYTES, PAIRS, Codes, Role
-from common.models.sizes.stacks import OFFSETS, SCALES, Stack, Stacks
+from common.models.sizes.stacks import FACTORS, OFFSETS, SCALES, Stack, Stacks
 
 SCHEMES = {
     "fp8": Codes("float8_e4m3fn", 1, 0),
@@ -33,18 +33,19 @@ def quantized(stacks: Stacks, scheme: str) -> Stacks:
 
 def _fits(stack: Stack, form: Codes) -> bool:
     """Tell whether rows are groups of a form, and stand in the file as rows, whatever form it has of the stack."""
-    if not form.is_integers:
+    if not form.is_weight_only:
         return True
     orders = (piece.order for pieces in stack.forms for piece in pieces if piece.order is not None)
     return stack.elements[-1] % form.columns == 0 and all(each.file[-1] == len(each.view) - 1 for each in orders)
 
 
 def with_whole_experts(forms: Mapping[str, Codes]) -> dict[str, Codes]:
-    """Return forms without those of experts in whose layer another matrix of experts has none, or one of 8 bits."""
+    """Return forms without those of experts in whose layer another matrix of experts has none, or other codes."""
 
     def is_whole(name: str) -> bool:
         of_layer = [forms.get(f"{name.rpartition('.')[0]}.{each}") for each in EXPERTS]
-        return None not in of_layer and len({each.dtype == PAIRS for each in of_layer if each is not None}) == 1
+        kinds = {each.has_pairs and each.dtype for each in of_layer if each is not None}  # those of 8 bits go together
+        return None not in of_layer and len(kinds) == 1
 
     return {name: form for name, form in forms.items() if not is_of_experts(name) or is_whole(name)}
 
@@ -73,6 +74,8 @@ def _held(name: str, stack: Stack, form: Codes) -> Stacks:
     roles = {name: Role.CODES, f"{name}{SCALES}": Role.SCALES}
     if form.offset_dtype:
         roles[f"{name}{OFFSETS}"] = Role.OFFSETS
+    if form.factor_dtype:
+        roles[f"{name}{FACTORS}"] = Role.FACTORS
     return {each: stack._replace(dtype=form.dtype_of(role), form=form, role=role) for each, role in roles.items()}
 
 
@@ -98,12 +101,12 @@ def widened_bytes(stacks: Stacks) -> int:
 
 
 def widening_bytes(stacks: Stacks, element_bytes: int) -> int:
-    """Return the bytes moved to make a layer's integers in groups plain, with elements of `element_bytes`.
+    """Return the bytes moved to make a layer's codes in groups plain, with elements of `element_bytes`.
 
-    Codes, scales and offsets are read, and elements are written; products read these as they read plain matrices.
-    Integers of experts are widened in registers.
+    Codes, and what lies beside them, are read, and elements are written; products read these as they read plain
+    matrices. Codes of experts are widened in registers.
     """
-    grouped = {name: each for name, each in stacks.items() if each.form and each.form.is_integers}
+    grouped = {name: each for name, each in stacks.items() if each.form and each.form.is_weight_only}
     grouped = {name: each for name, each in grouped.items() if not (name.startswith(HEAD) or is_of_experts(name))}
     elements = sum(math.prod(stack.elements) for stack in filter(is_quantized, grouped.values()))
     return 2 * element_bytes * elements - saved_bytes(grouped, element_bytes)
@@ -115,5 +118,5 @@ def is_product(name: str) -> bool:
 
 
 def is_of_experts(name: str) -> bool:
-    """Tell whether a stack is of the matrices of a layer's experts, or of their scales or offsets."""
-    return name.removesuffix(SCALES).removesuffix(OFFSETS).rpartition(".")[2] in EXPERTS
+    """Tell whether a stack is of the matrices of a layer's experts, or lies beside one."""
+    return name.removesuffix(SCALES).removesuffix(OFFSETS).removesuffix(FACTORS).rpartition(".")[2] in EXPERTS

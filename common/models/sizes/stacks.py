@@ -50,7 +50,7 @@ class Stack(NamedTuple):
 
     @property
     def is_beside(self) -> bool:
-        """Tell whether the tensor holds scales or offsets of codes, and comes with these."""
+        """Tell whether the tensor holds scales, offsets or factors of codes, and comes with these."""
         return self.form is not None and self.role is not Role.CODES
 
     @property
@@ -81,8 +81,8 @@ class Stack(NamedTuple):
 
 Stacks = dict[str, Stack]
 """Tensors of a model by name."""
-SCALES, OFFSETS = "_scales", "_offsets"
-"""Ends of the names of a quantized matrix's scales and offsets, behind the matrix's name."""
+SCALES, OFFSETS, FACTORS = "_scales", "_offsets", "_factors"
+"""Ends of the names of a quantized matrix's scales, offsets and factors of rows, behind the matrix's name."""
 
 
 class NormNames(NamedTuple):

@@ -3,6 +3,9 @@
 from common.ops.base.experts import ExpertWeights as ExpertWeights
 from common.ops.base.experts import Router as Router
 from common.ops.base.experts import Routing as Routing
+from common.ops.base.floats import float_codes as float_codes
+from common.ops.base.floats import float_elements as float_elements
+from common.ops.base.floats import scale_bytes as scale_bytes
 from common.ops.base.operations import Activation as Activation
 from common.ops.base.operations import AttentionWeights as AttentionWeights
 from common.ops.base.operations import DecodeWork as DecodeWork

@@ -18,12 +18,13 @@ class Scheme(StrEnum):
     INT8 = "int8"  # signed bytes and scales
     INT4 = "int4"  # packed codes of 4 bits, scales of groups; activations stay in 16 bits
     WIDE_INT8 = "wide-int8"  # packed signed bytes, scales of groups; activations stay in 16 bits
+    FP4 = "fp4"  # packed e2m1, scales of groups, factors of rows; activations stay in 16 bits
 
 
 SCHEMES = {torch.float8_e4m3fn: Scheme.FP8, torch.int8: Scheme.INT8, torch.uint8: Scheme.INT4}
 """Schemes of codes by their dtype; any other dtype is of plain elements."""
-WEIGHT_ONLY = (Scheme.INT4, Scheme.WIDE_INT8)
-"""Schemes of codes by which activations are multiplied as they are."""
+WEIGHT_ONLY = {Scheme.INT4: 4, Scheme.WIDE_INT8: 8, Scheme.FP4: 4}
+"""Schemes of codes by which activations are multiplied as they are, and the bits of a code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Weight:
 
     Activations of a weight-only scheme are not quantized. Its scales are `[out, groups]` in fp16 or fp32, for groups of
     equally many columns, and elements are `scale * code + offset`. Codes are packed as `pack` does. Those of 4 bits are
-    0 to 15, and -8 to 7 without offsets.
+    0 to 15, and -8 to 7 without offsets. Of FP4, codes, scales in bytes, and factors are as `floats` has them.
     """
 
     data: Tensor  # [out, in], contiguous: elements or codes; [out, in / 2] of 4 bits
@@ -44,6 +45,7 @@ class Weight:
     activations: torch.dtype | None = None  # their dtype before they are quantized; None for plain elements
     offsets: Tensor | None = None  # as `scales`, of a weight-only scheme; None: 0
     is_wide: bool = False  # tells WIDE_INT8 from INT8
+    factors: Tensor | None = None  # fp32 [out, 1], of FP4
 
     @property
     def num_out(self) -> int:
@@ -51,10 +53,12 @@ class Weight:
 
     @property
     def num_in(self) -> int:
-        return self.data.shape[1] * (2 if self.scheme is Scheme.INT4 else 1)
+        return self.data.shape[1] * (2 if self.scheme in (Scheme.INT4, Scheme.FP4) else 1)
 
     @property
     def scheme(self) -> Scheme:
+        if self.factors is not None:
+            return Scheme.FP4
         return Scheme.WIDE_INT8 if self.is_wide else SCHEMES.get(self.data.dtype, Scheme.PLAIN)
 
     @property

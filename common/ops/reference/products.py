@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.ops.base import Scheme, Weight, unpack
+from common.ops.base import Scheme, Weight, float_elements, unpack
 from common.ops.base.weight import SCHEMES
 
 LARGEST = {Scheme.FP8: 448.0, Scheme.INT8: 127.0}
@@ -51,6 +51,8 @@ def dequantized(weight: Weight) -> Tensor:
 
 def _widened(weight: Weight, scales: Tensor) -> Tensor:
     """Return the elements of a matrix in a weight-only scheme in fp32."""
+    if weight.factors is not None:
+        return float_elements(unpack(weight.data), scales, weight.factors)
     codes = unpack(weight.data).float()
     if weight.scheme is Scheme.INT4 and weight.offsets is None:
         codes -= MIDDLE
@@ -80,10 +82,11 @@ def _linear_of_rows(x: Tensor, weight: Weight) -> Tensor:
     step = max(1, WIDENED_ELEMENTS // weight.num_in)
     for begin in range(0, weight.num_out, step):
         rows = slice(begin, begin + step)
-        bias, scales, offsets = (
-            None if each is None else each[rows] for each in (weight.bias, weight.scales, weight.offsets)
+        bias, scales, offsets, factors = (
+            None if each is None else each[rows]
+            for each in (weight.bias, weight.scales, weight.offsets, weight.factors)
         )
-        some = replace(weight, data=weight.data[rows], scales=scales, offsets=offsets)
+        some = replace(weight, data=weight.data[rows], scales=scales, offsets=offsets, factors=factors)
         out[:, rows] = functional.linear(x, dequantized(some), None if bias is None else bias.float())
     return out
 

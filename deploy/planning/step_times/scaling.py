@@ -5,7 +5,7 @@ layers. A prompt takes no less time than reading the experts that its tokens cho
 with the bytes read, at the rate of the known model's shortest time. Weights in 8 bits are fewer bytes. The rest of a
 decode step scales with layers: launches, tails of kernels, partly filled tiles.
 
-Each step of a prompt makes integers in groups plain before it multiplies: codes are read and elements written, at the
+Each step of a prompt makes codes in groups plain before it multiplies: codes are read and elements written, at the
 rate of that reading.
 
 Layers with a window read and copy the KV of a window at most. Their attention in prompts grows with tokens, so it

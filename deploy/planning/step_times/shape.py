@@ -35,7 +35,7 @@ class ModelShape:
     window_pairs: int = 0  # as `pair_products`, of layers with a window
     state_bytes: int = 0  # of a sequence in all layers with states
     matrix_bytes: int = 0  # held by a step of any size, for a matrix in 8 bits made plain
-    widening_bytes: int = 0  # read and written by each prompt step to make integers in groups plain
+    widening_bytes: int = 0  # read and written by each prompt step to make codes in groups plain
 
     def read_bytes(self, num_tokens: float) -> float:
         """Return the weights read by a step, where tokens choose experts without preference."""

@@ -63,7 +63,7 @@ def test_a_plan_for_a_checkpoint_of_4_bits_is_that_of_packed_matrices(
         asked_for = rf" \w+_FLAGS='--model-quantization {choice}'| --model-quantization {choice}"
         told[choice] = re.sub(asked_for, "", capsys.readouterr().out)
     assert told["auto"] == told["packed"] != told["plain"]
-    assert ["integers in groups" in each for each in told.values()] == [True, True, False]
+    assert ["codes in groups" in each for each in told.values()] == [True, True, False]
     shapes = [read_shape(tmp_path / "packed", Target(RATES.capability), "auto", each) for each in ("auto", "plain")]
     packed, plain = (scaled(RATES, shape, "") for shape in shapes)
     assert RATES.capability == (9, 0) and shapes[0].step_bytes < 0.6 * shapes[1].step_bytes
@@ -217,7 +217,7 @@ def test_a_plan_says_formula_candidates_and_command(
         (
             "--rate 3 --model deploy/demo_model --model-quantization int4 --ttft-ms 300 --input-len 64 --output-len 8",
             0,
-            "baton serve .* --model-quantization int4(.*\n)*These decode steps are too short: integers in groups were",
+            "baton serve .* --model-quantization int4(.*\n)*These decode steps are too short: codes in groups were",
         ),
         (
             "--rate 3 --kv-dtype fp8 --slo-itl-ms 0 --slo-ttft-ms 50 --ttft-ms 300 --input-len 64 --output-len 8",

@@ -117,6 +117,23 @@ async def test_a_second_stop_kills_what_does_not_drain(stage: Stage) -> None:
     assert not is_alive(pid)
 
 
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])
+async def test_a_closed_terminal_ends_what_nohup_does_not_protect(stage: Stage, handler: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        supervisor = stage.supervisor("decode-0")
+        async with running(supervisor, lambda _: None) as run:
+            os.kill(os.getpid(), signal.SIGHUP)
+            if handler is signal.SIG_IGN:
+                first = stage.pid("decode-0")
+                os.kill(first, signal.SIGKILL)
+                await eventually(lambda: stage.pid("decode-0") != first)  # the supervisor goes on
+                supervisor.stop()
+            assert await asyncio.wait_for(run, DEADLINE_S) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 SUPERVISOR_PROGRAM = """
 import asyncio, sys
 from pathlib import Path

@@ -13,7 +13,7 @@ from common.kernels.products.packed_gemm import MAX_TOKENS, packed_gemm
 from common.kernels.products.packed_ring import packed_ring
 from common.kernels.products.widen import widen
 from common.ops import reference
-from common.ops.base import Weight, pack, unpack
+from common.ops.base import Weight, float_elements, pack, unpack
 from tests.kernels.conftest import AssertClose
 from tests.kernels.products.rounding import rounding
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  #
 EPS = 1e-6
 SILU, GELU = Activation.SILU.value, Activation.GELU_TANH.value
 Form = tuple[int, int, bool, torch.dtype]
-"""Bits, columns of a group (0: a whole row), whether there are offsets, and the scales' dtype."""
+"""Bits, columns of a group (0: a whole row), whether there are offsets, and the scales' dtype: of e2m1 bytes."""
 NIBBLES: list[Form] = [
     (4, 128, False, torch.float16),
     (4, 128, True, torch.float32),
@@ -31,6 +31,7 @@ NIBBLES: list[Form] = [
     (4, 64, False, torch.float32),
     (4, 0, True, torch.float32),
 ]
+FLOATS: Form = (4, 16, False, torch.uint8)
 BYTES: list[Form] = [
     (8, 16, False, torch.float16),
     (8, 32, True, torch.float16),
@@ -59,17 +60,21 @@ class Operands:
         codes = torch.randint(low, high, (num_rows, k))
         shape = num_rows, k // (group or k)
         self.scales = (10.0 ** (torch.rand(shape) - 2) / high).to(device, scale_dtype)
+        self.factors = None
+        if scale_dtype == torch.uint8:  # exponents of all numbers of e4m3
+            self.scales = (8 * torch.randint(13, 31, shape) + torch.randint(0, 7, shape)).to(device, scale_dtype)
+            self.factors = (10.0 ** (torch.rand(num_rows, 1) * 2 - 6)).to(device)
         self.offsets = (torch.randn(shape) / 10).to(device, scale_dtype) if has_offsets else None
         self.bias = torch.randn(n).to(device, dtype) if gate is None else None
         data = pack(codes.to(torch.uint8 if bits == 4 else torch.int8))
-        self.weight = Weight(data.to(device), self.bias, self.scales, dtype, self.offsets, bits == 8)
+        self.weight = Weight(data.to(device), self.bias, self.scales, dtype, self.offsets, bits == 8, self.factors)
         self.x = (torch.randn(m, k) * 10.0 ** torch.randint(-1, 2, (m, 1))).to(device, dtype)
         self.norm = torch.randn(k).to(device, dtype)
         self.residual = torch.randn(m, n).to(device, dtype)
 
     @property
-    def codes(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        return self.weight.data, self.scales, self.offsets
+    def codes(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        return self.weight.data, self.scales, self.offsets, self.factors
 
     def expected(self, gate: str | None, *, has_norm: bool, has_residual: bool, has_bias: bool) -> Tensor:
         x = self.x.double()
@@ -173,6 +178,7 @@ IN_16_BITS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], i
     (IN_PARTS, NIBBLES[0]), (IN_PARTS, NIBBLES[2]), (GATED, NIBBLES[3]), (GATED, NIBBLES[5]), (MOST, NIBBLES[1]),
     (IN_PARTS, BYTES[0]), (IN_PARTS, BYTES[1]), (GATED, BYTES[1]), (GATED, BYTES[3]), (GATED, BYTES[7]),
     (MOST, BYTES[2]), (UNEVEN, BYTES[5]), (UNEVEN, BYTES[4]), (MOST, NIBBLES[2]), (MOST, NIBBLES[4]), (MOST, BYTES[5]),
+    (IN_PARTS, FLOATS), (GATED, FLOATS), (MOST, FLOATS),
 )  # fmt: skip
 def test_few_tokens(few: Few, form: Form, cuda: torch.device, dtype: torch.dtype, assert_close: AssertClose) -> None:
     check(packed_gemm, few, form, cuda, dtype, assert_close)
@@ -184,7 +190,8 @@ def test_few_tokens(few: Few, form: Form, cuda: torch.device, dtype: torch.dtype
     (NORMED, NIBBLES[0]), (NORMED, NIBBLES[2]), (ADDED, NIBBLES[5]), (NORMED_AND_GATED, NIBBLES[1]),
     (NORMED_AND_GATED, NIBBLES[4]), (LONE_IN_PARTS, NIBBLES[3]), (NORMED, BYTES[0]), (NORMED, BYTES[2]),
     (ADDED, BYTES[3]), (ADDED, BYTES[5]), (NORMED_AND_GATED, BYTES[1]), (NORMED_AND_GATED, BYTES[4]),
-    (LONE_IN_PARTS, BYTES[6]), (UNEVEN._replace(m=1), BYTES[7]),
+    (LONE_IN_PARTS, BYTES[6]), (UNEVEN._replace(m=1), BYTES[7]), (NORMED, FLOATS), (ADDED, FLOATS),
+    (NORMED_AND_GATED, FLOATS), (LONE_IN_PARTS, FLOATS),
 )  # fmt: skip
 def test_a_lone_token(few: Few, form: Form, cuda: torch.device, dtype: torch.dtype, assert_close: AssertClose) -> None:
     check(packed_gemm, few, form, cuda, dtype, assert_close, has_norm=few in (NORMED, NORMED_AND_GATED))
@@ -213,6 +220,12 @@ def test_a_lone_token(few: Few, form: Form, cuda: torch.device, dtype: torch.dty
     (Few(64, 70, 576, ring(128, 3, 2), gate=SILU), BYTES[7]),
     (Few(8, 130, 1280, ring(256, 3, 2), 2, True, True), BYTES[6]),
     (Few(20, 66, 576, ring(128, 2, 3)), BYTES[0]),
+    (Few(3, 40, 640, ring(128, 3, 2), 3, True, True), FLOATS),
+    (Few(9, 70, 384, ring(128, 9, 9), gate=GELU), FLOATS),
+    (Few(33, 66, 640, ring(256, 2, 2), 1, True, True), FLOATS),
+    (Few(64, 130, 1280, ring(256, 9, 3), gate=SILU), FLOATS),
+    (Few(130, 70, 1280, ring(128, 3, 5), 4, True, True), FLOATS),
+    (Few(17, 7, 640, ring(384, 2, 2)), FLOATS),
 )
 def test_rings(few: Few, form: Form, hopper: torch.device, dtype: torch.dtype, assert_close: AssertClose) -> None:
     check(packed_ring, few, form, hopper, dtype, assert_close)
@@ -239,7 +252,7 @@ def test_every_element_of_a_ring(form: Form, hopper: torch.device, dtype: torch.
 @cases_of(
     (Few(1, 70, 1280, ring(128, 3, 2)), NIBBLES[3]), (Few(1, 70, 640, ring(256, 9, 2), gate=SILU), NIBBLES[1]),
     (Few(1, 70, 1280, ring(128, 3, 2)), BYTES[4]), (Few(1, 70, 640, ring(128, 9, 2), gate=SILU), BYTES[1]),
-    (Few(1, 70, 640, ring(256, 2, 2)), BYTES[6]),
+    (Few(1, 70, 640, ring(256, 2, 2)), BYTES[6]), (Few(1, 70, 640, ring(256, 9, 2), gate=SILU), FLOATS),
 )  # fmt: skip
 def test_rings_and_a_normed_token(
     few: Few, form: Form, hopper: torch.device, dtype: torch.dtype, assert_close: AssertClose
@@ -247,7 +260,27 @@ def test_rings_and_a_normed_token(
     check(packed_ring, few, form, hopper, dtype, assert_close, has_norm=True)
 
 
-@pytest.mark.parametrize("form", NIBBLES + BYTES, ids=name)
+@pytest.mark.gpu
+@IN_16_BITS
+def test_every_float_of_a_product(hopper: torch.device, dtype: torch.dtype) -> None:
+    """Tokens with a single one ask for elements, in each kernel: products with factors are rounded, and no more."""
+    n, k = 70, 1152
+    operands = Operands(1, n, k, FLOATS, None, hopper, dtype)
+    eye = torch.eye(k, device=hopper, dtype=dtype)
+    ring_out, few_out, lone_out = (torch.empty(k, n, device=hopper, dtype=dtype) for _ in range(3))
+    packed_ring(eye, *operands.codes, ring_out, block_k=256, stages=2, token_stages=2)
+    for begin in range(0, k, MAX_TOKENS):
+        rows = slice(begin, begin + MAX_TOKENS)
+        packed_gemm(eye[rows], *operands.codes, few_out[rows], rows=32, warps=4, stages=2)
+    for row in range(k):
+        packed_gemm(eye[row : row + 1], *operands.codes, lone_out[row : row + 1], rows=32, warps=4, stages=5)
+    assert operands.factors is not None
+    values = float_elements(unpack(operands.weight.data), operands.scales, torch.ones_like(operands.factors))
+    exact = (values * operands.factors).to(dtype).t()
+    assert torch.equal(ring_out, exact) and torch.equal(few_out, exact) and torch.equal(lone_out, exact)
+
+
+@pytest.mark.parametrize("form", [*NIBBLES, *BYTES, FLOATS], ids=name)
 @pytest.mark.parametrize(("n", "k"), [(13, 1152), (8, 384)])
 def test_elements_are_widened(
     n: int, k: int, form: Form, device: torch.device, dtype: torch.dtype, assert_close: AssertClose

@@ -1,13 +1,16 @@
 """A warp's instructions for a block of codes, run on a CPU in the kernel's layouts: each code meets its token once."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
+from common.kernels.products.tiles.packed_floats import SHIFTED_BACK, floating
 from common.kernels.products.tiles.packed_mma import EXCESS, adding, multiplying, operands, summing, widening
 from common.kernels.products.tiles.packed_operands import scaling
 from common.kernels.products.tiles.packed_tiles import layouts
-from common.ops.base import pack
+from common.ops.base import float_elements, pack
 from tests.kernels.warp import held, run
 
 TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -87,32 +90,16 @@ def test_a_block_and_8_tokens(name: str, bits: int, sums: int, has_offsets: bool
 def test_elements_of_a_block_and_8_tokens(name: str, bits: int, has_offsets: bool) -> None:
     """By scales and offsets of words that leave elements exact in 16 bits."""
     torch.manual_seed(4)
-    dtype, tile, columns = TYPES[name], layouts(1, bits).tile, 512 // bits
+    dtype, columns = TYPES[name], 512 // bits
     codes, x, before = _codes(bits, columns), torch.randn(8, columns).to(dtype), torch.randn(16, 8, dtype=torch.double)
     scales = 2.0 ** torch.randint(-3, 4, (2, 8, 1, 4)).double().expand(2, 8, 4, 4)
     offsets = (scales * torch.randint(-16, 1, (2, 8, 1, 4))).double() if has_offsets else None
     if bits == 8 and has_offsets:
         codes = codes // 2  # 8 bits with the offset
-    places = held(tile.reg_bases, tile.lane_bases, [8, 4, 4])
     packed = pack(codes.to(torch.uint8 if bits == 4 else torch.int8))
-    code, sides = scaling(name, bits, has_offsets=has_offsets, numbers=1), []
-    for half, words in enumerate(_bits(packed, 2, 8, 4, 4)):
-        beside = [scales[half]] + ([] if offsets is None else [offsets[half]])
-        registers = zip(*(_registers(each, places) for each in (words, *beside)), strict=True)
-        sides.append([run(code, 16 // bits, list(each), in_fp32=True) for each in registers])
-    inputs = [side[word][pair] for side in sides for pair in range(16 // bits) for word in range(4)]
-    inputs += [
-        each
-        for group in _bits(x, 8, columns // 32, 4, 4).transpose(2, 3).unbind(1)
-        for each in _registers(group, places)
-    ]
-
-    def of_results(results: Tensor) -> Tensor:
-        return torch.stack(_registers(results.view(2, 8, 4, 2).permute(1, 2, 0, 3), places))
-
-    add, constraints = adding(name, bits)
-    inputs += list(of_results(before))
-    assert len(constraints.split(",")) == 4 + len(inputs)
+    code = scaling(name, bits, has_offsets=has_offsets, numbers=1)
+    beside = [scales] if offsets is None else [scales, offsets]
+    found, of_results = _added(code, name, bits, [_bits(packed, 2, 8, 4, 4), *beside], x, before)
     scale, offset = (
         torch.zeros(16, columns).double()
         if each is None
@@ -120,9 +107,52 @@ def test_elements_of_a_block_and_8_tokens(name: str, bits: int, has_offsets: boo
         for each in (scales, offsets)
     )
     elements = (codes - (8 if bits == 4 and not has_offsets else 0)) * scale + offset
-    torch.testing.assert_close(
-        torch.stack(run(add, 4, inputs)), of_results(before + elements @ x.double().t()), rtol=0, atol=1e-8
-    )
+    torch.testing.assert_close(found, of_results(before + elements @ x.double().t()), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_floats_of_a_block_and_8_tokens(name: str) -> None:
+    """By the scales of both groups of each word, all of which differ."""
+    torch.manual_seed(5)
+    codes, x, before = torch.randint(0, 16, (16, 128)), torch.randn(8, 128).to(TYPES[name]), torch.randn(16, 8)
+    scales = (13 * 8 + torch.randperm(16 * 8)).view(16, 8).to(torch.uint8)
+    words = _bits(pack(codes.to(torch.uint8)), 2, 8, 4, 4)
+    numbers = scales.view(torch.uint16).long().view(2, 8, 1, 4).expand(2, 8, 4, 4)
+    code, constraints = floating(name)
+    assert len(constraints.split(",")) == 6
+    found, of_results = _added(code, name, 4, [words, numbers], x, before.double())
+    elements = float_elements(codes, scales, torch.full((16, 1), 1 / SHIFTED_BACK.value))
+    expected = before.double() + elements.double() @ x.double().t()
+    torch.testing.assert_close(found, of_results(expected), rtol=0, atol=1e-8)
+
+
+def _added(
+    code: str, name: str, bits: int, operands: list[Tensor], x: Tensor, before: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Return results of a warp that widens words by what is beside them, and what takes a lane's share of a matrix.
+
+    Args:
+        operands: words first, `[2, 8, 4, 4]` each: half, row, chunk, word.
+    """
+    places = held(layouts(1, bits).tile.reg_bases, layouts(1, bits).tile.lane_bases, [8, 4, 4])
+    sides = [
+        [
+            run(code, 16 // bits, list(each), in_fp32=True)
+            for each in zip(*(_registers(operand[half], places) for operand in operands), strict=True)
+        ]
+        for half in range(2)
+    ]
+    inputs = [side[word][pair] for side in sides for pair in range(16 // bits) for word in range(4)]
+    groups = _bits(x, 8, x.shape[1] // 32, 4, 4).transpose(2, 3).unbind(1)
+    inputs += [each for group in groups for each in _registers(group, places)]
+
+    def of_results(results: Tensor) -> Tensor:
+        return torch.stack(_registers(results.view(2, 8, 4, 2).permute(1, 2, 0, 3), places))
+
+    add, constraints = adding(name, bits)
+    inputs += list(of_results(before))
+    assert len(constraints.split(",")) == 4 + len(inputs)
+    return torch.stack(run(add, 4, inputs)), of_results
 
 
 @pytest.mark.parametrize("name", TYPES)

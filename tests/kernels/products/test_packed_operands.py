@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.kernels.products.tiles.packed_floats import SHIFTED_BACK, floating
 from common.kernels.products.tiles.packed_operands import codes_layout, constraints, scaling, widening, words_layout
-from common.ops.base import pack
+from common.ops.base import float_elements, pack, scale_bytes
 from tests.kernels.products.rounding import rounding
 from tests.kernels.warp import held, run
 
@@ -88,3 +89,41 @@ def test_elements_are_rounded_once(name: str, bits: int, groups: int, has_offset
                 for one, half in enumerate(_halves(register, TYPES[name])):
                     place = row, column + one
                     assert ((half.double() - elements[place]).abs() <= bound[place]).all()  # NaN fails
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_floats_are_exact_where_a_thread_has_them(name: str) -> None:
+    torch.manual_seed(7)
+    codes, scales = torch.randint(0, 16, (64, 128)), torch.randint(13 * 8, 31 * 8 - 1, (64, 8)).to(torch.uint8)
+    elements = float_elements(codes, scales, torch.full((64, 1), 1 / SHIFTED_BACK.value))
+    packed = pack(codes.to(torch.uint8)).view(torch.int16).long() & 0xFFFF
+    layout, (code, constraints) = words_layout(4), floating(name, 2)
+    numbers = scales.view(torch.uint16).long()[:, None, :, None, None].expand(64, 4, 4, 1, 2).flatten()
+    for warp in range(4):
+        words, first = _words(packed, warp), _in_warp(layout.warp_bases, warp)
+        places = held(layout.reg_bases, layout.lane_bases, list(layout.shape)) + first[0] * 32
+        for word in range(8):
+            inputs = [words[:, word], *numbers[places][:, 2 * word : 2 * word + 2].unbind(1)]
+            assert len(constraints.split(",")) == 4 + len(inputs)
+            row = 16 * warp + ROW + 8 * (word // 4)
+            for pair, register in enumerate(run(code, 4, inputs)):
+                column = 32 * (word % 4) + 8 * pair + 2 * CHUNK
+                for one, half in enumerate(_halves(register, TYPES[name])):
+                    assert torch.equal(half.float(), elements[row, column + one])
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_float_with_every_scale_is_exact(name: str) -> None:
+    """Scales of e4m3, and the powers of two of MXFP4 down to the least that is held."""
+    scales = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    scales = torch.cat((scales, 2.0 ** torch.arange(-16, 9)))
+    for code in range(16):
+        for lanes in scales.split(32):
+            lanes = torch.nn.functional.pad(lanes, (0, 32 - len(lanes)), value=1.0)
+            least, greatest = scale_bytes(lanes).long(), scale_bytes(lanes.flip(0)).long()
+            word = torch.full((32,), code * 0x11111111)
+            value = float_elements(torch.tensor([[code]]), scale_bytes(torch.ones(1, 1)), torch.ones(1, 1)).item()
+            for pair, register in enumerate(run(floating(name)[0], 4, [word, least | greatest << 8])):
+                expected = value * (lanes if pair < 2 else lanes.flip(0)) / SHIFTED_BACK.value
+                for half in _halves(register, TYPES[name]):
+                    assert torch.equal(half.float(), expected)

@@ -9,10 +9,10 @@ from torch import Tensor
 from common.base.activation import Activation
 from common.kernels.base.codes import GROUP, LARGEST, readable
 from common.kernels.products.join_parts import join_parts
+from common.kernels.products.quantized_gemm import quantized_gemm, quantized_gemm_parts
 from common.kernels.products.quantized_gemv import quantized_gemv
 from common.kernels.products.quantized_ring import quantized_ring
 from common.kernels.products.skinny_gemm import skinny_gemm
-from common.kernels.products.wide_gemm import wide_gemm
 from common.ops import reference
 from common.ops.base import Weight
 from tests.kernels.conftest import AssertClose
@@ -182,13 +182,20 @@ def test_gemv(
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(1, 128, 128), (65, 264, 80), (130, 1000, 512), (300, 8, 2048), (5000, 520, 272)]
 )
-def test_int8(
-    m: int, n: int, k: int, gate: str | None, dtype: torch.dtype, hopper: torch.device, assert_close: AssertClose
-) -> None:
-    operands = Operands(m, n, k, INT8, "rows", gate, hopper, dtype)
-    codes, weight = operands.codes, operands.weight.data
-    out = wide_gemm(codes, weight, dtype, x_scales=operands.scales, scales=operands.weight_scales, activation=gate)
-    assert_close(out, operands.quantized(has_residual=False, has_bias=False))
+@CODES
+def test_many_tokens(
+    m: int, n: int, k: int, gate: str | None, codes: torch.dtype, dtype: torch.dtype, hopper: torch.device,
+    assert_close: AssertClose,
+) -> None:  # fmt: skip
+    operands = Operands(m, n, k, codes, "rows", gate, hopper, dtype)
+    tokens, matrix = (operands.codes, operands.scales), (operands.weight.data, operands.weight_scales)
+    out = quantized_gemm(*tokens, *matrix, dtype, activation=gate)
+    expected = operands.quantized(has_residual=False, has_bias=False)
+    assert_close(out, expected)
+    if gate is None:
+        for splits in (1, 2, 3, 8):
+            parts = quantized_gemm_parts(*tokens, *matrix, splits)
+            assert_close(parts.sum(0).to(dtype), expected)
 
 
 def run(

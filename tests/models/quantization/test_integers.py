@@ -21,6 +21,7 @@ from common.models.layers.tensors import weight_of
 from common.models.loader import load_model
 from common.models.loading import upload
 from common.models.quantization import dequantize, groups, packed_part
+from common.models.quantization.kept import OF_FLOATS
 from common.models.sizes.codes import PAIRS, Codes
 from common.ops.base import packing
 from common.ops.reference import dequantized
@@ -47,6 +48,9 @@ FORMS = {
     "gptq-int8": Codes("int8", 1, 256, SINGLE, SINGLE),
     "marlin": Codes(PAIRS, 1, 64, HALF),
     "marlin-rows": Codes(PAIRS, 1, 256, HALF),
+    "nvfp4-modelopt": OF_FLOATS,
+    "nvfp4-compressed": OF_FLOATS,
+    "mxfp4-compressed": OF_FLOATS,
 }
 """Form of the matrices of 256 columns. Those of 320 stay packed with codes of 8 bits alone."""
 
@@ -127,7 +131,7 @@ def test_rows_that_lie_between_those_of_gates_stay_packed(tmp_path: Path) -> Non
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("choice", ["packed", "int4"])
-@pytest.mark.parametrize("case", ["awq", "gptq-int8", "marlin"])
+@pytest.mark.parametrize("case", ["awq", "gptq-int8", "marlin", "nvfp4-modelopt"])
 @torch.inference_mode()
 def test_a_gpu_holds_the_same_bytes_and_has_the_logits(
     case: str, choice: str, written: Callable[[str], Written]

@@ -10,6 +10,7 @@ from common.kernels.base.gpu import MIN_CAPABILITY
 from common.models.forms import OLDEST, Capability, Target, forms_on
 from common.models.held import read_model
 from common.models.loader import load_model
+from common.models.quantization.kept import OF_FLOATS
 from common.models.sizes.codes import PAIRS, Codes
 from common.settings.config import DTYPES, KERNELS, QUANTIZATIONS
 from tests.models.quantization.conftest import Written
@@ -28,6 +29,7 @@ INTEGERS = [
     for dtype, columns, scales in itertools.product((PAIRS, "int8"), (16, 32, 64, 128, 2560), ("float16", "float32"))
     for offsets in ("", scales)
 ]
+IN_GROUPS = [*INTEGERS, OF_FLOATS]
 BYTES = [*(Codes("float8_e4m3fn", *block) for block in ((1, 0), (1, 128), (128, 128))), Codes("int8", 1, 0)]
 
 
@@ -36,8 +38,9 @@ def test_each_form_stays_where_it_is_as_fast_or_was_asked_for(choice: str) -> No
     for capability, dtype, linear in itertools.product(CAPABILITIES, DTYPES, KERNELS):
         forms = forms_on(Target(capability, dtype, linear), choice)
         is_computed = capability is not None and dtype != "float32" and linear == "triton"
-        for form in INTEGERS:
-            is_fast = is_computed and form.dtype == PAIRS and (capability == (9, 0) or form.columns >= 128)
+        for form in IN_GROUPS:
+            is_large = form.dtype == PAIRS and form.columns >= 128
+            is_fast = is_computed and (is_large or (form.has_pairs and capability == (9, 0)))
             assert forms.stays(form) == (choice == "packed" or (choice == "auto" and is_fast)), (forms, form)
         assert {forms.stays(form) for form in BYTES} == {choice in ("auto", "packed")}, forms
         assert forms.choice == choice and bool(forms.reason) == (choice == "auto")
@@ -63,7 +66,7 @@ def test_a_checkpoint_is_held_as_its_device_is_fast(case: str, written: Callable
 
 LINES = {
     ("gptq", CPU, "auto"): "products are plain, by model.quantization = auto on a CPU; 6 in INT4 in groups of 32 are "
-    "made plain, because products with integers in groups take several times longer there "
+    "made plain, because products with codes in groups take several times longer there "
     "(model.quantization = packed keeps them); 0.0",
     ("gptq", CPU, "packed"): "products are in the checkpoint's codes: 6 in INT4 in groups of 32, by "
     "model.quantization = packed on a CPU; 0.0",
@@ -74,9 +77,9 @@ LINES = {
     "(model.quantization = packed keeps them); 0.0",
     ("marlin-rows", HOPPER, "auto"): "products are in the checkpoint's codes: 6 in INT4 in groups of 256, by "
     "model.quantization = auto on a GPU of capability 9.0; 0.0",
-    ("gptq", HOPPER._replace(dtype="float32"), "auto"): "because no kernel multiplies by integers in groups in "
+    ("gptq", HOPPER._replace(dtype="float32"), "auto"): "because no kernel multiplies by codes in groups in "
     "model.dtype = float32 (model.quantization = packed keeps them); 0.0",
-    ("gptq", HOPPER._replace(linear="torch"), "auto"): "because kernels.linear = torch has no kernel for integers in "
+    ("gptq", HOPPER._replace(linear="torch"), "auto"): "because kernels.linear = torch has no kernel for codes in "
     "groups (model.quantization = packed keeps them); 0.0",
     ("gptq-int8", HOPPER, "auto"): "products are plain, by model.quantization = auto on a GPU of capability 9.0; 6 in "
     "INT8 in groups of 256, 2 in INT8 in groups of 320 are made plain, because products with these take longer "

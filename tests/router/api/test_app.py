@@ -195,6 +195,24 @@ async def test_errors_have_one_shape(cluster: Cluster) -> None:
                 assert len(body["error"]["message"]) < 300
 
 
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/completions", "did you mean /v1/completions?"),
+        ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completions/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/tokenize", "did you mean /tokenize?"),
+        ("/v1/models/", "did you mean /v1/models?"),
+        ("/v1/embeddings", "GET /docs lists all"),
+    ],
+)
+async def test_a_wrong_base_url_is_told_the_right_path(cluster: Cluster, path: str, remedy: str) -> None:
+    async with aiohttp.ClientSession(cluster.url) as session, session.post(path, json={}) as response:
+        assert response.status == 404
+        assert (await response.json())["error"]["message"] == f"no such endpoint: POST {path}; {remedy}"
+
+
 async def test_models_health_and_metrics(client: Client, cluster: Cluster) -> None:
     models = await client.openai.models.list()
     assert [model.id for model in models.data] == ["tiny"]

@@ -196,7 +196,7 @@ async def test_a_long_chat_is_answered_as_a_short_one_is(client: Client) -> None
         ("messages[0].content", "invalid_value", {"messages": [{"role": "user", "content": "\ud800"}]}),
         ("messages[0].content[0].type", "invalid_value", {"messages": [USER | {"content": [{"type": "image_url"}]}]}),
         ("messages", "chat_template_error", {"messages": [TOOL]}),
-        ("messages", "chat_template_error", {"messages": [USER | {"content": "x" * 10_000}]}),
+        ("messages", "context_length_exceeded", {"messages": [USER | {"content": "x" * 10_000}]}),
         ("max_tokens", "invalid_value", {"max_tokens": 0}),
         ("max_completion_tokens", "invalid_value", {"max_tokens": 5, "max_completion_tokens": 6}),
         ("top_logprobs", "invalid_value", {"top_logprobs": 2}),
@@ -228,6 +228,7 @@ def test_what_is_wrong_is_named(ours: Tokenizer, param: str, code: str, fields: 
 async def test_what_is_too_long_or_unknown_is_an_error_of_chats(cluster: Cluster) -> None:
     cases: list[tuple[str, str, dict[str, Any]]] = [
         ("messages", "context_length_exceeded", {"messages": [USER | {"content": "fox " * 600}]}),
+        ("messages", "context_length_exceeded", {"messages": [USER | {"content": "fox " * 60_000}]}),
         ("max_tokens", "context_length_exceeded", {"max_tokens": MAX_MODEL_LEN}),
         ("prompt", "unknown_field", {"prompt": "hi"}),
         ("messages", "chat_template_error", {"messages": [TOOL]}),

@@ -132,6 +132,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
         {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, ANSWER]},
     ),
     ("input", "context_length_exceeded", {"input": "the quick " * 700}),
+    ("input", "context_length_exceeded", {"input": "the quick " * 70_000}),
     ("input[0]", "unsupported_value", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
     ("input[0].type", "unsupported_value", {"input": [{"type": "web_search_call", "id": "ws_1"}]}),
     ("input[0].role", "invalid_value", {"input": [{"role": "tool", "content": "x"}]}),

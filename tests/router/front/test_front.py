@@ -15,6 +15,7 @@ from common.wire.messages.fronts import FrontChoice, FrontDone, FrontOrder, Fron
 from common.wire.messages.worker import Message
 from router.api.app import start_server
 from router.api.http_request import SERVICE
+from router.front.link import DispatcherLink
 from router.front.service import FrontService
 from tests.router.conftest import Client, Cluster, StartCluster
 from tests.support.fakes import free_endpoint
@@ -52,11 +53,12 @@ async def dispatching(start_cluster: StartCluster) -> Cluster:
 async def start_front(dispatching: Cluster) -> AsyncIterator[StartFront]:
     fronts: list[Front] = []
 
-    async def start(net: NetSection | None = None, **router: Any) -> Front:
+    async def start(net: NetSection | None = None, name: str = "", **router: Any) -> Front:
         config = dispatching.service.config
         fields: dict[str, Any] = {"port": 0, "front_endpoint": config.router.front_endpoint} | router
         section = RouterSection(**fields)
-        ours = Config(model=config.model, net=net or config.net, router=section)
+        model = dataclasses.replace(config.model, name=name or config.model.name)
+        ours = Config(model=model, net=net or config.net, router=section)
         runner, url = await start_server(ours, FrontService)
         service = runner.app[SERVICE]
         assert isinstance(service, FrontService)
@@ -175,3 +177,33 @@ async def test_requests_wait_for_a_dispatcher_and_then_fail_with_the_reason(star
     assert health["status"] == "unavailable"
     assert front.service.link.endpoint in health["problems"][0]
     assert not front.service.link.open
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_a_front_without_a_session_says_once_why(
+    dispatching: Cluster,
+    start_front: StartFront,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_refused: bool,
+) -> None:
+    begun: list[DispatcherLink] = []
+    begin = DispatcherLink._begin
+
+    def counted(link: DispatcherLink) -> None:
+        begun.append(link)
+        begin(link)
+
+    monkeypatch.setattr(DispatcherLink, "_begin", counted)
+    net = dataclasses.replace(dispatching.service.config.net, heartbeat_s=0.02, worker_timeout_s=0.1)
+    if is_refused:
+        front = await start_front(net, name="other")
+        reason = "the dispatcher refused this front: model name is other"
+    else:
+        front = await start_front(net, front_endpoint=free_endpoint())
+        reason = f"no answer yet from a dispatcher at {front.service.link.endpoint}"
+    await dispatching.until(lambda: len(begun) > 4, "more sessions")
+    told = [each.getMessage() for each in caplog.records if each.name == "router.front.link"]
+    assert len(told) == 1 and told[0].startswith(reason)
+    if is_refused:
+        assert front.service.link.problem.startswith("model name is other")

@@ -170,6 +170,8 @@ REASONS = [
     (GrammarSource("grammar", "strat: X"), "Expected ::= at line 1, 'strat' ^ ': X'"),
     (GrammarSource("grammar", "root ::= " + "(" * 20_000), "it is nested too deep"),
     (GrammarSource("grammar", "start: missing"), 'at 1(8): unknown name: "missing"'),
+    (GrammarSource("json", '{"$ref": "#"}', "guided_json", ""), "no text can follow it"),
+    (GrammarSource("regex", r"[^\x00-\U0010ffff]"), "no text can follow it"),
 ]
 
 

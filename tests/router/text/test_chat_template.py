@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from common.base.errors import RequestError
+from common.base.errors import ConfigError, RequestError
 from common.checkpoint.files import DirectoryFiles
 from router.text.chat_template import ChatTemplate, load_chat_template
 from router.text.formats.shapes import ToolFormat
@@ -85,7 +85,6 @@ def test_it_writes_what_transformers_writes_of_tools(options: dict[str, Any], to
     [
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than 2 s"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
-        ("{% for i in range(99999) %}{{ 'x' * 99 }}{% endfor %}", "more than 1000 characters"),
         ("{{ range(10 ** 9) | list }}", "Range too big"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
@@ -106,6 +105,12 @@ def test_a_template_that_does_not_work_is_an_error_of_the_request(source: str, r
         rendered(source)
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, "messages", "chat_template_error")
     assert len(caught.value.message) < 400
+
+
+def test_a_prompt_of_too_many_characters_is_too_long() -> None:
+    with pytest.raises(RequestError, match="more than 1000 characters") as caught:
+        rendered("{% for i in range(99999) %}{{ 'x' * 99 }}{% endfor %}")
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, "messages", "context_length_exceeded")
 
 
 @pytest.mark.parametrize("source", ["{{ raise_exception.__globals__ }}", "{{ '{0.__class__}'.format(messages) }}"])
@@ -139,6 +144,14 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     assert found([{"name": "rag", "template": "a"}, {"name": "default", "template": "b"}]) == "b"
     (tmp_path / "chat_template.jinja").write_text("of its own file")
     assert found("x") == "of its own file"
+
+
+@pytest.mark.parametrize("field", ["chat_template", "bos_token"])
+def test_a_template_that_is_not_unicode_is_an_error_of_the_model(tmp_path: Path, field: str) -> None:
+    config = {"chat_template": "{{ bos_token }}", "bos_token": "<s>"} | {field: "\ud800"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json: its texts are not valid Unicode"):
+        load_chat_template(DirectoryFiles(tmp_path))
 
 
 def test_the_demo_models_chat_is_a_dialogue() -> None:

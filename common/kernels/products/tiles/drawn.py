@@ -33,10 +33,15 @@ def make_slots(
     BLOCK_K: gl.constexpr,
     WIDTH: gl.constexpr,
 ):
-    """Return slots of tokens, weights, results `[2, ROWS, WIDTH]` and an item, and their barriers, all empty."""
+    """Return slots of tokens, weights, results `[2, ROWS, WIDTH]` and an item, and their barriers, all empty.
+
+    Without `out_desc` there are no slots of results.
+    """
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [2 * STAGES, ROWS, BLOCK_K], x_desc.layout)
     weight_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, 2 * HALF, BLOCK_K], weight_desc.layout)
-    out_smem = gl.allocate_shared_memory(out_desc.dtype, [2, ROWS, WIDTH], out_desc.layout)
+    out_smem = x_ring
+    if out_desc is not None:
+        out_smem = gl.allocate_shared_memory(out_desc.dtype, [2, ROWS, WIDTH], out_desc.layout)
     item_smem = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     item_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     item_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -61,10 +66,21 @@ def place(item, tiles_m, tiles_n, BAND: gl.constexpr):
 
 
 @gluon.jit
-def fetch(shared, work, x_desc, weight_desc, ticket_ptr, n, GATED: gl.constexpr, BAND: gl.constexpr):
+def fetch(
+    shared,
+    work,
+    x_desc,
+    weight_desc,
+    ticket_ptr,
+    n,
+    GATED: gl.constexpr,
+    BAND: gl.constexpr,
+    SPLITS: gl.constexpr = 1,
+):
     """Draw items and fetch tiles of tokens and weights, as slots become free: the task of a warp.
 
-    If GATED, halves of weights are of gate and of up; else they follow each other.
+    If GATED, halves of weights are of gate and of up; else they follow each other. SPLITS items after each other have
+    the same tiles, and `steps` each of K. Past the end of K, zeros are fetched.
     """
     x_ring, weight_ring, _, item_smem, item_full, item_empty, full, empty = shared
     tiles_m, tiles_n, steps = work
@@ -77,13 +93,13 @@ def fetch(shared, work, x_desc, weight_desc, ticket_ptr, n, GATED: gl.constexpr,
     phase = 1  # the first wait for an empty slot returns at once
     item_phase = 1
     item = draw(ticket_ptr)
-    while item < tiles_m * tiles_n:
-        tile_m, tile_n = place(item, tiles_m, tiles_n, BAND)
+    while item < tiles_m * tiles_n * SPLITS:
+        tile_m, tile_n = place(item // SPLITS, tiles_m, tiles_n, BAND)
         announce(item, item_smem, item_empty, item_phase)
         mbarrier.arrive(item_full, count=1)
         item_phase ^= 1
         for step in range(steps):
-            start = step * BLOCK_K
+            start = (item % SPLITS * steps + step) * BLOCK_K
             barrier = full.index(slot)
             weights = weight_ring.index(slot)
             mbarrier.wait(empty.index(slot), phase)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from common.kernels.products.tiles.packed_floats import beside_words
 from common.kernels.products.tiles.packed_mma import ONE, PAIRS, POWER, float_of, word_of_bytes
 
 MIDDLE = 8
@@ -150,10 +151,11 @@ def _widened(numbers, beside, dtype: gl.constexpr, BITS: gl.constexpr, WIDEN: gl
 
 @gluon.jit
 def _beside_words(numbers, WORDS_LAYOUT: gl.constexpr, CODES_LAYOUT: gl.constexpr):
-    """Lay a number of each group `[64, groups]` out beside both numbers of its words, in fp32: `[64, 32]`."""
+    """Lay a number of each group `[64, groups]` out beside both numbers of its words, in 32 bits: `[64, 32]`."""
     GROUPS: gl.constexpr = numbers.shape[1]
-    each = gl.expand_dims(gl.expand_dims(gl.expand_dims(numbers.to(gl.float32), 1), 3), 4)
-    each = gl.broadcast(each, gl.zeros([64, 4, GROUPS, 4 // GROUPS, 2], gl.float32, WORDS_LAYOUT))[0]
+    wide = beside_words(numbers)
+    each = gl.expand_dims(gl.expand_dims(gl.expand_dims(wide, 1), 3), 4)
+    each = gl.broadcast(each, gl.zeros([64, 4, GROUPS, 4 // GROUPS, 2], wide.dtype, WORDS_LAYOUT))[0]
     return gl.convert_layout(gl.reshape(each, [64, 32]), CODES_LAYOUT)
 
 
