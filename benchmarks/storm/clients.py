@@ -44,6 +44,8 @@ class Verdicts:
         self.slowest_s = 0.0
         self.slowest_live_s = 0.0
         self.longest_gap_s = 0.0  # between two tokens of a checked stream
+        self.longest_gap_end_s = 0.0  # when it was over, by `time.monotonic`
+        self.slowest_first_s = 0.0  # from a request to the first token of its stream
         self.faults: list[str] = []
 
     def fault(self, kind: str, what: str) -> None:
@@ -78,10 +80,11 @@ class Clients:
     async def ask(self, case: Case, *, stream: bool) -> Answer:
         """Send a request and return the whole answer; raises ValueError or an aiohttp error for anything else."""
         body, headers = case.body(stream=stream), {"Content-Type": JSON_TYPE}
+        sent_s = time.monotonic()
         async with self._session.post(f"{self._url}/v1/completions", data=body, headers=headers) as response:
             if response.status != 200:
                 raise ValueError(f"HTTP {response.status}: {(await response.text())[:300]}")
-            return await (self._streamed(response) if stream else _whole(response))
+            return await (self._streamed(response, sent_s) if stream else _whole(response))
 
     async def keep_asking(self, seed: int, until_s: float) -> None:
         """Run a client of any kind after another, until the clock (`time.monotonic`) reaches `until_s`."""
@@ -187,7 +190,7 @@ class Clients:
         else:
             self._verdicts.fault("wrong", f"{wrong.body[:80]!r}: HTTP {status} instead of {wrong.status}: {text[:300]}")
 
-    async def _streamed(self, response: aiohttp.ClientResponse) -> Answer:
+    async def _streamed(self, response: aiohttp.ClientResponse, sent_s: float) -> Answer:
         """Follow a stream to the end; raises ValueError unless a single `[DONE]` is last."""
         answer, done, last_s = Answer(), False, 0.0
         async for line in response.content:
@@ -204,8 +207,11 @@ class Clients:
                 raise ValueError(f"the stream ends with an error: {event['error']}")
             for choice in event["choices"]:
                 answer.add(choice)
-            now_s = time.monotonic()
-            self._verdicts.longest_gap_s = max(self._verdicts.longest_gap_s, now_s - last_s if last_s else 0.0)
+            now_s, verdicts = time.monotonic(), self._verdicts
+            if last_s and now_s - last_s > verdicts.longest_gap_s:
+                verdicts.longest_gap_s, verdicts.longest_gap_end_s = now_s - last_s, now_s
+            elif not last_s:
+                verdicts.slowest_first_s = max(verdicts.slowest_first_s, now_s - sent_s)
             last_s = now_s
             answer.usage = _counts(event.get("usage") or answer.usage)
         if not done:

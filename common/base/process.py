@@ -1,12 +1,16 @@
-"""The own process: its beginning, memory kept and allowed, garbage collection, open files, sleeps."""
+"""The own process: its beginning and end, memory kept and allowed, garbage collection, open files, sleeps."""
 
 import ctypes
 import gc
+import logging
 import os
 import resource
 import sys
+import threading
 import time
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of mallopt(3)
 KEPT_BYTES, MAPPED_BYTES = 4 << 20, 1 << 20
@@ -115,6 +119,22 @@ def raise_open_files() -> int:
     if most > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
     return most
+
+
+def ended(status: int, deadline_s: float) -> int:
+    """Return a status to exit with once all threads have ended; end the process with it at the deadline.
+
+    A thread that hangs in a library would keep the process for ever, since Python waits for each but daemons.
+    """
+    end_s = time.monotonic() + deadline_s
+    others = [each for each in threading.enumerate() if each is not threading.main_thread() and not each.daemon]
+    for thread in others:
+        thread.join(max(0.0, end_s - time.monotonic()))
+    if hanging := [thread.name for thread in others if thread.is_alive()]:
+        logger.error("ending without threads that hang: %s", ", ".join(hanging))
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 def sharpen_sleeps() -> None:

@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 from common.base.process import memory_in_use, trim_memory
@@ -145,4 +146,5 @@ def _warm_up(grammars: Grammars, masks: Masks) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(BrokenPipeError):  # the worker is gone
+        main()

@@ -190,9 +190,10 @@ def ready_text(config: Config, health: JsonObject, mps: Mps) -> str:
     sharing = f"  {mps.text}" if mps.text else ""
     body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 64})
     key = " -H 'authorization: Bearer KEY'" if config.router.api_key_file else ""
+    way = f"KV over {transports(health)}" if health["kv_paths"] else "prompts in decode workers"
     degraded = [f"\n  {health['status']}: {problem}" for problem in health["problems"]]
     return (
-        f"ready: {url}  model {name}  {fleet}  KV over {transports(health)}{sharing}{''.join(degraded)}\n"
+        f"ready: {url}  model {name}  {fleet}  {way}{sharing}{''.join(degraded)}\n"
         f"  curl {url}/v1/completions -H 'content-type: application/json'{key} -d '{body}'\n"
         f"  status page: {url}/  API: {url}/docs  Ctrl-C finishes what runs, and ends"
     )

@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -202,4 +203,5 @@ def _write(pipe: int, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(BrokenPipeError):  # the router is gone
+        main()

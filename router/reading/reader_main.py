@@ -5,6 +5,7 @@ is refused, or ends the process, and the router starts another.
 """
 
 import gc
+from contextlib import suppress
 from io import BufferedReader, BufferedWriter
 
 from common.base.process import freeze_and_trim, limit_memory, tame_allocator, trim_memory
@@ -46,4 +47,5 @@ def serve(tokenizer: Tokenizer, requests: BufferedReader, replies: BufferedWrite
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(BrokenPipeError):  # the router is gone
+        main()

@@ -4,6 +4,8 @@ The router first sends the model's chat template and special tokens; the process
 its stdin. A template taking too much time or memory ends the process at worst.
 """
 
+from contextlib import suppress
+
 from common.base.process import freeze_and_trim, limit_memory
 from router.base.helper_frames import MODEL, Kind, bodies, send
 from router.base.helper_start import start_helper
@@ -37,4 +39,5 @@ def written(kind: Kind, data: bytearray, model: ChatModel, max_model_len: int) -
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(BrokenPipeError):  # the router is gone
+        main()

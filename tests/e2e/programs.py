@@ -98,18 +98,26 @@ class Forked:
 
 
 class ForkServer:
-    """That of `baton serve`, in a session of its own, so that Ctrl-C ends the tests, which end what it forked."""
+    """That of `baton serve`, in a session of its own, so that Ctrl-C ends the tests, which end what it forked.
 
-    def __init__(self) -> None:
+    Args:
+        around: a command that runs it, and so all that it forks, elsewhere.
+    """
+
+    def __init__(self, around: Sequence[str] = ()) -> None:
         adopt_orphans()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"}  # a thread is not forked
-        command = [sys.executable, "-m", "deploy.processes.fork_server", *MODULES]
+        command = [*around, sys.executable, "-m", "deploy.processes.fork_server", *MODULES]
         with theirs:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdin=theirs.fileno(), start_new_session=True
             )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def start(self, module: str, flags: Sequence[str], output: BinaryIO) -> Forked:
         orders, to_order = os.pipe()

@@ -183,6 +183,15 @@ async def test_terminated_processes_finish_what_runs_and_exit_0(checkpoint: Chec
         assert [c.text for c in await task] == [reference.text(p, 100, ignore_eos=True) for p in asked]
 
 
+async def test_a_thread_that_hangs_keeps_no_worker(checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint("qwen3-tied")
+    with System(directory).start() as system:
+        system.start_worker("decode-1", module="tests.e2e.stuck_decode")
+        await asyncio.to_thread(system.wait_ready, 1, 2)
+        assert await asyncio.to_thread(system.kill, "decode-1", signal.SIGTERM) == 0
+        assert "ending without threads that hang: stuck" in system.log("decode-1")
+
+
 async def test_a_worker_that_leaves_waits_for_the_prompts_that_are_bound_to_it(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(12, 100, 120, seed=12)

@@ -295,3 +295,11 @@ def test_texts_of_one_grammar_share_few_processes(followers: Followers[int], ser
 def followers_server(followers: Followers[int]) -> int:
     assert followers._pool is not None
     return followers._pool.server.pid
+
+
+def test_a_server_whose_worker_is_gone_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    server = ServerProcess(DEMO_MODEL, VOCAB)
+    os.close(server._records)
+    assert server._process.wait(60) == 0
+    server._control.close()
+    assert capfd.readouterr().err == ""

@@ -5,6 +5,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from common.base.errors import RequestError
 from router.base.exposition import exposition
 from router.front.counts import Counts
 from tests.router.conftest import Client, Cluster
@@ -22,12 +23,14 @@ Told = dict[str, dict[str, set[str]]]
 
 @pytest.fixture
 async def told(client: Client, cluster: Cluster) -> Told:
-    """By a system of a worker of each kind and a memory server, after a completion, and by a front."""
+    """By a system of a worker of each kind and a memory server, after a completion, and by a front after a refusal."""
     memory = FakeMemory(cluster, "memory-0")
     server = cluster.service.memory_servers
     await cluster.until(lambda: any(each.beat for each in server), "the memory server")
     await client.completions.create(model="tiny", prompt="the quick", max_tokens=4, extra_body={"ignore_eos": True})
-    families = [*cluster.service.metrics.families(), *Counts().families(0, 0, has_session=True)]
+    front = Counts()
+    front.count_refusal(RequestError("as an example"))
+    families = [*cluster.service.metrics.families(), *front.families(0, 0, has_session=True)]
     text = (await exposition(families)).decode()
     memory.kill()
     found: Told = {}

@@ -13,18 +13,20 @@ from tests.support.nixl import has_nixl
 from tests.support.wire import Wire
 
 PRIVATE = f"/tmp/baton-{os.getuid()}"
-NET = "10.91.7"
-"""Of all hosts; the tests' own process is host 254."""
+NET = "10.91.{}"
+"""Of all hosts, with a number that other processes of the machine do not use; the tests' own process is host 254."""
 
 
 def needs_hosts() -> pytest.MarkDecorator:
     """Return a mark that skips tests where namespaces or NIXL are missing."""
-    reason = "" if has_nixl() else "nixl is not installed"
-    return pytest.mark.skipif(bool(reason or (reason := _problem())), reason=reason)
+    reason = problem()
+    return pytest.mark.skipif(bool(reason), reason=reason)
 
 
-def _problem() -> str:
-    """Say why there can be no namespaces here; "" if there can."""
+def problem() -> str:
+    """Say why there can be no hosts here; "" if there can."""
+    if not has_nixl():
+        return "nixl is not installed"
     name = f"bt{os.getpid()}"
     try:
         _run("ip", "netns", "add", name)
@@ -48,12 +50,13 @@ class Hosts:
         self.wire: Wire | None = None
         self.bridge = f"bb{self._id}"
         self._boot_ids: dict[str, IO[str]] = {}
-        self.addresses = {name: f"{NET}.{number}" for number, name in enumerate(names, 1)}
+        self._net = _free_net()
+        self.addresses = {name: f"{self._net}.{number}" for number, name in enumerate(names, 1)}
 
     def __enter__(self) -> Self:
         try:
             _run("ip", "link", "add", self.bridge, "type", "bridge")
-            _run("ip", "addr", "add", f"{NET}.254/24", "dev", self.bridge)
+            _run("ip", "addr", "add", f"{self._net}.254/24", "dev", self.bridge)
             _run("ip", "link", "set", self.bridge, "up")
             for name, address in self.addresses.items():
                 space, outside = self._space(name), self._outside(name)
@@ -93,6 +96,10 @@ class Hosts:
         boot_id = self._boot_ids[name] = self._boot_ids.get(name) or _boot_id()
         return self.command(name, ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', boot_id.name, *command])
 
+    def pids(self, name: str) -> list[int]:
+        """Return all processes of a host."""
+        return [int(pid) for pid in _run("ip", "netns", "pids", self._space(name)).split()]
+
     def slow(self, name: str, mbit_per_s: int) -> None:
         """Limit what a host sends."""
         rate = f"rate {mbit_per_s}mbit burst 128kb latency 400ms".split()
@@ -125,6 +132,13 @@ class Hosts:
 
     def _outside(self, name: str) -> str:
         return f"v{self._id}{name}"
+
+
+def _free_net() -> str:
+    taken = _run("ip", "-o", "addr", "show")
+    first = os.getpid() % 256
+    nets = (NET.format(number % 256) for number in range(first, first + 256))
+    return next(net for net in nets if f" {net}." not in taken)
 
 
 def _boot_id() -> IO[str]:

@@ -41,10 +41,10 @@ def _multiply(
     parts_ptr,
     m,
     n,
+    splits,
     GROUP: gl.constexpr,
     GATED: gl.constexpr,
     BAND: gl.constexpr,
-    SPLITS: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
     """Multiply ROWS tokens of every item: the task of four warps. Elements past the edges are zero, and not stored."""
@@ -61,9 +61,9 @@ def _multiply(
     phase = 0
     item_phase = 0
     item = announced(item_smem, item_full, item_phase)
-    while item < tiles_m * tiles_n * SPLITS:
+    while item < tiles_m * tiles_n * splits:
         mbarrier.arrive(item_empty, count=1)
-        tile_m, tile_n = place(item // SPLITS, tiles_m, tiles_n, BAND)
+        tile_m, tile_n = place(item // splits, tiles_m, tiles_n, BAND)
         acc = gl.zeros([ROWS, WIDTH], SUMS, layout)
         acc, slot, phase = multiply(shared, steps, slot, phase, acc, GROUP)
         first = (2 * tile_m + GROUP) * ROWS
@@ -84,7 +84,7 @@ def _multiply(
         elif parts_ptr is None:
             store(out, out_desc, first, tile_n * WIDTH, y)
         else:
-            places = ((item % SPLITS).to(gl.int64) * m + tokens[:, None]) * n + outputs[None, :]
+            places = ((item % splits).to(gl.int64) * m + tokens[:, None]) * n + outputs[None, :]
             gl.store(parts_ptr + places, y, mask=(tokens < m)[:, None] & (outputs < n)[None, :])
         item_phase ^= 1
         item = announced(item_smem, item_full, item_phase)
@@ -92,27 +92,27 @@ def _multiply(
         tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["tiles_m", "m"])  # differ from step to step
+@gluon.jit(do_not_specialize=["tiles_m", "m", "steps", "splits"])  # differ from step to step
 def _quantized_gemm_kernel(
     x_desc,  # [m, k] int8 or e4m3, tiles of ROWS x BLOCK_K
     x_scales_ptr,  # [m] fp32
     weight_desc,  # [n, k] alike, tiles of HALF x BLOCK_K; [2 * n, k] if GATED: gate, then up
     scales_ptr,  # [n] fp32; [2 * n] if GATED
     out_desc,  # [m, n], tiles of ROWS x WIDTH; or None
-    parts_ptr,  # [SPLITS, m, n] fp32; or None
+    parts_ptr,  # [splits, m, n] fp32; or None
     ticket_ptr,  # [1] int32, items drawn so far: initially 0
     m,
     n,
     tiles_m,  # of 2 * ROWS tokens
     tiles_n,
     steps,  # tiles of K of an item
+    splits,  # items of a tile, that share its columns
     ROWS: gl.constexpr,
     HALF: gl.constexpr,
     WIDTH: gl.constexpr,  # outputs of a program
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     BAND: gl.constexpr,
-    SPLITS: gl.constexpr,  # items of a tile, that share its columns
     GATED: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
@@ -122,9 +122,9 @@ def _quantized_gemm_kernel(
     scales = (x_scales_ptr, scales_ptr)
     gl.warp_specialize(
         [
-            (_multiply, (shared, work, scales, out_desc, parts_ptr, m, n, 0, GATED, BAND, SPLITS, ACTIVATION)),
-            (_multiply, (shared, work, scales, out_desc, parts_ptr, m, n, 1, GATED, BAND, SPLITS, ACTIVATION)),
-            (fetch, (shared, work, x_desc, weight_desc, ticket_ptr, n, GATED, BAND, SPLITS)),
+            (_multiply, (shared, work, scales, out_desc, parts_ptr, m, n, splits, 0, GATED, BAND, ACTIVATION)),
+            (_multiply, (shared, work, scales, out_desc, parts_ptr, m, n, splits, 1, GATED, BAND, ACTIVATION)),
+            (fetch, (shared, work, x_desc, weight_desc, ticket_ptr, n, GATED, BAND, splits)),
         ],
         worker_num_warps=[4, 1],
         worker_num_regs=[232, 40],
@@ -210,13 +210,13 @@ def _launch(
         tiles_m=tiles_m,
         tiles_n=tiles_n,
         steps=-(-k // (BLOCK_K * splits)),
+        splits=splits,
         ROWS=ROWS,
         HALF=half,
         WIDTH=width,
         BLOCK_K=BLOCK_K,
         STAGES=stages,
         BAND=BAND,
-        SPLITS=splits,
         GATED=activation is not None,
         ACTIVATION=activation,
         num_warps=4,  # warps of a group; other warps come on top

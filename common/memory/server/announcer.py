@@ -46,6 +46,7 @@ class Announcer:
         self.logs: dict[int, EventLog] = {}  # of pools requested by the router
         self.timeout_s = net.worker_timeout_s
         self.beat_s = self.received_s = self.events_sent_s = time.monotonic()
+        self.announced_s = -math.inf
         self.warn_s = self.beat_s + WARN_S
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         identity = connection_of(ready.server_id, ready.epoch)
@@ -58,6 +59,7 @@ class Announcer:
 
     def announce(self) -> None:
         """Register with the router; call `update` from now on."""
+        self.announced_s = time.monotonic()
         self.main.send(self.ready)
 
     @property
@@ -129,7 +131,7 @@ class Announcer:
             case Welcome():
                 self.warn_s = math.inf
                 logger.info("registered with the router at %s", self.endpoint)
-            case Reregister():
+            case Reregister() if self.received_s - self.announced_s > self.heartbeat_s / 2:
                 self._stop_logs()
                 self.announce()
             case KVEventsWanted():
@@ -141,7 +143,7 @@ class Announcer:
             case Leave():
                 self.is_leaving = True
                 logger.info("leaving: %s", message.reason)
-            case Knock() | Refused():
-                pass
+            case Knock() | Refused() | Reregister():
+                pass  # behind a link that was cut, heartbeats have waited, and the router answers each
             case _:
                 spoke.refuse(message, "no memory server receives it")

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from common.base.errors import BatonError, ConfigError, MemoryLost, ModelError
 from common.base.log import StartLog, setup_logging
-from common.base.process import freeze_and_trim, freeze_imports, raise_open_files, sharpen_sleeps, tame_allocator
+from common.base.process import ended, freeze_and_trim, freeze_imports, raise_open_files, sharpen_sleeps, tame_allocator
 from common.base.version import VERSION
 from common.checkpoint.files import require_model
 from common.device.engine.engine import Engine, describe_device, resolve_device
@@ -65,6 +65,8 @@ class Incarnation:
     start: StartLog  # told what of the start is over
 
 
+THREADS_S = 3.0
+"""Longest wait for threads at the end, as those that end agents of NIXL; less than a supervisor adds to a drain."""
 Build = Callable[[Config, Incarnation], WorkerLoop]
 """Makes a worker ready to run."""
 
@@ -103,7 +105,7 @@ def worker_main(role: Role, description: str, build: Build) -> int:
     start.ended("registration")
     start.report(logger)
     sharpen_sleeps()
-    return _run(worker, incarnation.memory)
+    return ended(_run(worker, incarnation.memory), THREADS_S)
 
 
 def _check_net(net: NetSection) -> None:

@@ -9,8 +9,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from benchmarks.storm.blows import MEMORY, Kind, plan
+from benchmarks.storm.__main__ import main
+from benchmarks.storm.blows import MEMORY, NETWORK, OF_NETWORK, ONE_HOST, ROUTER_HOST, TWO_HOSTS, Kind, plan
 from benchmarks.storm.clients import Clients, Verdicts
+from benchmarks.storm.hosts import WEATHERS, homes_of
 from benchmarks.storm.leftovers import Holding, excess
 from benchmarks.storm.requests import REFUSABLE, Answer, Case, make_cases, make_unread
 from deploy.bench.client import open_session
@@ -78,11 +80,27 @@ def test_a_storm_follows_from_its_seed_and_has_every_kind_of_blow() -> None:
     prefills, decodes = ["prefill-0", "prefill-1"], ["decode-0", "decode-1"]
     blows = plan(1, 60.0, 2.0, prefills, decodes)
     assert blows == plan(1, 60.0, 2.0, prefills, decodes) != plan(2, 60.0, 2.0, prefills, decodes)
-    assert {blow.kind for blow in blows} == set(Kind)
+    assert {blow.kind for blow in blows} == set(ONE_HOST)
     assert [blow.at_s for blow in blows] == sorted(blow.at_s for blow in blows)
     assert {worker for blow in blows for worker in blow.targets} == {*prefills, *decodes, MEMORY}
     assert max(len(blow.targets) for blow in blows) > 1
     assert [case.fields for case in make_cases(1, 2048)] == [case.fields for case in make_cases(1, 2048)]
+
+
+def test_a_storm_over_two_hosts_has_every_fault_of_the_network_among_its_blows() -> None:
+    workers = [f"{role}-{n}" for role in ("prefill", "decode") for n in range(2)]
+    homes = homes_of(workers)
+    assert homes["prefill-0"] == homes["decode-1"] != homes["prefill-1"] == homes["decode-0"]
+    blows = plan(1, 120.0, 2.0, workers[:2], workers[2:], sorted(set(homes.values())), TWO_HOSTS)
+    assert {blow.kind for blow in blows} == set(Kind) == ONE_HOST.keys() | OF_NETWORK.keys()
+    hosts = {NETWORK, ROUTER_HOST}
+    assert all((blow.targets[0] in hosts) == (blow.kind in OF_NETWORK) for blow in blows)
+    assert {blow.kind for blow in blows if blow.targets == (ROUTER_HOST,)} == {Kind.STILL}
+    assert {blow.targets[0] for blow in blows if blow.kind in (Kind.FREEZE, Kind.FORGET)} == set(homes.values())
+    pauses = {blow.kind: blow.pause_s for blow in blows}
+    assert (pauses[Kind.CUT], pauses[Kind.LONG_CUT]) == (1.0, 60.0)
+    assert WEATHERS.keys() == OF_NETWORK.keys() - {Kind.VANISH, Kind.STILL}
+    assert main(["--kinds", "cut"]) == 2, "one host has no cable"
 
 
 def test_what_is_left_over_is_found() -> None:

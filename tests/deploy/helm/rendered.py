@@ -44,9 +44,17 @@ VALUES = {
     "hub": (
         "gpu.enabled=false", "model.id=owner/name", "model.cacheClaim=cache", "model.tokenSecret=hub",
         "secret.existing=mine", "networkPolicy.enabled=false", "disruptionBudgets=false",
+        "inferencePool.enabled=true", "inferencePool.existing=theirs", "httpRoute.enabled=true",
+        "httpRoute.parents[0].name=gateway",
+    ),
+    "picked": (
+        *NEEDED, "inferencePool.enabled=true", "inferencePool.picker.service=picker", "inferencePool.labels.pool=chat",
+        "inferencePool.picker.failureMode=FailOpen", "pods.labels.pool=chat", "httpRoute.enabled=true",
+        "httpRoute.parents[0].name=gateway",
     ),
     "each": ("gpu.enabled=false", "model.id=owner/name", f"secret.value={SECRET}", "startSeconds=3605",
-             "drainSeconds=3600", "kv.hostTierBytes=1099511627776", "threads=16"),
+             "drainSeconds=3600", "kv.hostTierBytes=1099511627776", "threads=16",
+             "inferencePool.enabled=true", "inferencePool.picker.service=picker"),
 }  # fmt: skip
 """Sets of values by name."""
 

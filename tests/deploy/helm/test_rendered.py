@@ -320,6 +320,27 @@ def test_entries_pass_on_the_api_alone(name: str) -> None:
     ]
 
 
+def test_a_picker_chooses_among_routers_whose_labels_the_pool_has() -> None:
+    for name, own in (("picked", {"pool": "chat"}), ("each", {"app.kubernetes.io/instance": "chat"})):
+        [pool] = of_kind(name, "InferencePool").values()
+        wanted = pool["spec"]["selector"]["matchLabels"]
+        assert own.items() <= wanted.items()
+        chosen = [key for key, pod in pods(name).items() if wanted.items() <= pod["metadata"]["labels"].items()]
+        assert (pool["apiVersion"], chosen) == ("inference.networking.k8s.io/v1", ["router"])
+        [port] = pool["spec"]["targetPorts"]
+        assert {"name": "http", "containerPort": port["number"]} in container_of(pods(name)["router"])["ports"]
+        picker = {"name": "picker", "port": {"number": 9002}}
+        assert pool["spec"]["endpointPickerRef"] == picker | {
+            "failureMode": "FailOpen" if name == "picked" else "FailClose"
+        }
+    for name, target in (("picked", "chat"), ("hub", "theirs")):
+        [route] = of_kind(name, "HTTPRoute").values()
+        [rule] = route["spec"]["rules"]
+        group = "inference.networking.k8s.io"
+        assert rule["backendRefs"] == [{"group": group, "kind": "InferencePool", "name": target}]
+    assert not of_kind("hub", "InferencePool") and not of_kind("node", "InferencePool")
+
+
 @needs_helm
 @every_set
 def test_helm_renders_the_same_and_has_nothing_to_say(name: str) -> None:
@@ -334,6 +355,8 @@ def test_helm_renders_the_same_and_has_nothing_to_say(name: str) -> None:
         (("model.claim=models",), "secret: value or existing"),
         ((*NEEDED, "autoscaling.enabled=true"), "autoscaling.prometheus: its address"),
         ((*SPREAD, "httpRoute.enabled=true"), "httpRoute.parents: the Gateways"),
+        ((*NEEDED, "inferencePool.enabled=true"), "inferencePool.picker.service: the Service"),
+        ((*NEEDED, "inferencePool.enabled=true", "fronts.replicas=2"), "inferencePool: a picker asks routers"),
         ((*NEEDED, "fronts.dispatcherPort=5570"), "at '/fronts/dispatcherPort'"),
         ((*NEEDED, "decode.replica=2"), "at '/decode': additional properties 'replica' not allowed"),
         ((*NEEDED, "secret.value=hunter2"), "at '/secret/value': minLength: got 7, want 32"),

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from common.base.errors import ConfigError
+from common.base.json_file import JsonObject
 from common.settings.config import Config, ModelSection, WorkerSection
 from common.settings.memory_sections import KVSection
 from deploy.processes.console import Console
@@ -26,7 +27,7 @@ from deploy.processes.launch_plan import SOURCE_ROOT
 from deploy.processes.mps import Mps, MpsOptions
 from deploy.processes.placement import SERVER_BYTES, Gpu
 from deploy.serve import command
-from deploy.serve.command import Fleet, end_without, prepared
+from deploy.serve.command import Fleet, end_without, prepared, ready_text
 from deploy.serve.demo import DEMO_MODEL
 from tests.support.ports import ReservedPort
 from tests.support.stand_ins import DEADLINE_S, Stage, eventually, running
@@ -121,3 +122,12 @@ async def test_imports_begin_before_mps_starts_and_end_with_what_fails(
         async with prepared(config, Fleet(1, 1, "", 10.0), Console(stage.log, None)):
             pass
     assert not stage.fork_servers()
+
+
+def test_what_is_said_of_a_ready_system_tells_where_prompts_are_computed() -> None:
+    config = Config(model=ModelSection(path=str(DEMO_MODEL)))
+    workers = {"prefill": [], "decode": [{"standby": None}]}
+    health: JsonObject = {"status": "ok", "problems": [], "workers": workers, "kv_paths": []}
+    assert "0 prefill + 1 decode  prompts in decode workers\n" in ready_text(config, health, Mps())
+    path = {"transport": "nixl tcp", "gb_per_s": 2.0, "error": ""}
+    assert "KV over nixl tcp at 2.0 GB/s\n" in ready_text(config, health | {"kv_paths": [path]}, Mps())

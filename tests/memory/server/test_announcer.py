@@ -162,6 +162,24 @@ def test_after_an_outage_of_the_router_it_registers_when_asked(rig: Rig) -> None
     assert not any(beat.worker_ids for beat in rig.got(MemoryHeartbeat)), "it says how things are, not how they were"
 
 
+def test_where_heartbeats_waited_and_each_is_answered_it_registers_once(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    hub = rig.open_router()
+    rig.until(lambda: rig.got(MemoryReady))
+    rig.announcer.heartbeat_s = DEADLINE_S
+    rig.announcer.announced_s -= DEADLINE_S
+    for _ in range(7):
+        hub.send(SERVER, Reregister(1))
+    hub.send(SERVER, Welcome(1))
+    rig.until(lambda: "registered with the router" in caplog.text)
+    rig.until(lambda: len(rig.got(MemoryReady)) > 1)
+    rig.announcer.heartbeat_s = rig.net.heartbeat_s
+    rig.rest()
+    assert len(rig.got(MemoryReady)) == 2
+
+
 def test_where_no_router_answers_it_serves_and_says_so_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.announcer.warn_s = 0.0
     assert rig.connect("prefill-0").server_id == "memory"

@@ -6,6 +6,9 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,6 +16,7 @@ import pytest
 
 from common.base.errors import ConfigError, RequestError
 from common.settings.config import RouterSection
+from router.base.helper_frames import BODY, Kind
 from router.placement.capacity import most_tokens
 from router.reading import bodies
 from router.reading.bodies import NUM_FREE_BYTES
@@ -201,3 +205,14 @@ async def test_a_process_that_cannot_be_started_is_an_error_of_the_request(
 def test_the_largest_body_has_room_among_all() -> None:
     with pytest.raises(ConfigError, match=r"max_bodies_bytes = 9: at least router\.max_body_bytes, 10"):
         RouterSection(max_body_bytes=10, max_bodies_bytes=9)
+
+
+@pytest.mark.medium
+def test_a_reader_whose_router_is_gone_ends_without_a_word(model_dir: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "router.reading.reader_main", "--model-path", str(model_dir)]
+    data = BODY.pack(Kind.COMPLETION, len(body := long_body()), 600) + body
+    done = subprocess.run(command, input=data, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -75,11 +75,11 @@ def fetch(
     n,
     GATED: gl.constexpr,
     BAND: gl.constexpr,
-    SPLITS: gl.constexpr = 1,
+    splits=1,
 ):
     """Draw items and fetch tiles of tokens and weights, as slots become free: the task of a warp.
 
-    If GATED, halves of weights are of gate and of up; else they follow each other. SPLITS items after each other have
+    If GATED, halves of weights are of gate and of up; else they follow each other. `splits` items after each other have
     the same tiles, and `steps` each of K. Past the end of K, zeros are fetched.
     """
     x_ring, weight_ring, _, item_smem, item_full, item_empty, full, empty = shared
@@ -93,13 +93,13 @@ def fetch(
     phase = 1  # the first wait for an empty slot returns at once
     item_phase = 1
     item = draw(ticket_ptr)
-    while item < tiles_m * tiles_n * SPLITS:
-        tile_m, tile_n = place(item // SPLITS, tiles_m, tiles_n, BAND)
+    while item < tiles_m * tiles_n * splits:
+        tile_m, tile_n = place(item // splits, tiles_m, tiles_n, BAND)
         announce(item, item_smem, item_empty, item_phase)
         mbarrier.arrive(item_full, count=1)
         item_phase ^= 1
         for step in range(steps):
-            start = (item % SPLITS * steps + step) * BLOCK_K
+            start = (item % splits * steps + step) * BLOCK_K
             barrier = full.index(slot)
             weights = weight_ring.index(slot)
             mbarrier.wait(empty.index(slot), phase)
