@@ -6,7 +6,6 @@ chosen ──append──▶ in the token log ──▶ reported, with finish re
 
 from collections.abc import Iterable
 
-from common.base.errors import ErrorCode
 from common.grammar.sequence_grammars import SequenceGrammars
 from common.kernels.base.sampling_operands import NO_CHOICE
 from common.serving.prompts.token_ids import finish_reason, no_choice
