@@ -19,9 +19,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.streams import exit_code, streaming
 from common.base.percentiles import percentile
-from deploy.bench.client import Target, open_session, served_model, streaming
-from deploy.bench.live import exit_code
+from deploy.bench.client import Target, open_session, served_model
 from deploy.bench.origin import hardware
 from deploy.bench.results import append_rows, row_of
 from deploy.bench.stats import Figure, RequestRecord

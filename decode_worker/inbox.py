@@ -39,7 +39,7 @@ class Inbox:
         self.scheduler, self.arrivals, self.report = cancellation.scheduler, cancellation.arrivals, cancellation.report
         self.announced, self.local_prompts = self.arrivals.announced, self.arrivals.local_prompts
         self.pulls, self.offers = self.arrivals.pulls, self.arrivals.offers
-        self._router_handlers: dict[type[Message], Callable[[Any], None]] = {
+        self.router_handlers: dict[type[Message], Callable[[Any], None]] = {
             PrefillRequest: self._accept,
             DecodeRequest: self._accept,
             Abort: lambda message: cancellation.abort(message.request_id, message.attempt),
@@ -63,7 +63,7 @@ class Inbox:
             if isinstance(offered, KVOffer):
                 self._add(self.announced.offer(offered, server))
         for message in self.link.receive():
-            self._from_router(message)
+            self.link.dispatch(message, self.router_handlers)
         self.announced.decline_unannounced()
         for identity, message in self.hub.receive():
             self._from_prefill(identity, message)
@@ -73,12 +73,6 @@ class Inbox:
             return
         is_local = (granted.request_id, granted.attempt) in self.local_prompts.prefixes.grants.asked
         (self.local_prompts.prefixes if is_local else self.pulls.prefixes).receive(granted)
-
-    def _from_router(self, message: Message) -> None:
-        if (handler := self._router_handlers.get(type(message))) is not None:
-            handler(message)
-        else:
-            self.link.spoke.refuse(message, "a router does not send it to a decode worker")
 
     def _from_prefill(self, identity: bytes, message: Message) -> None:
         handler = self._prefill_handlers.get(type(message))
@@ -126,7 +120,7 @@ class Inbox:
     def _answer(self, inquiry: Inquiry) -> None:
         """Answer the router, which may ask about many requests at once."""
         keys = {*self.scheduler.active, *self.scheduler.reserved, *(each.key for each in self.arrivals.waiting())}
-        self.link.send(answer(inquiry, self.link.ready.worker_id, self.link.ready.epoch, keys.__contains__))
+        self.link.send(answer(inquiry, *self.link.worker, keys.__contains__))
 
     def _add_source(self, identity: bytes, export: KVPoolExport) -> None:
         sources = self.pulls.sources

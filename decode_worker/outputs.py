@@ -6,10 +6,9 @@ chosen ──append──▶ in the token log ──▶ reported, with finish re
 
 from collections.abc import Iterable
 
-from common.base.errors import ErrorCode
 from common.grammar.sequence_grammars import SequenceGrammars
 from common.kernels.base.sampling_operands import NO_CHOICE
-from common.serving.prompts.token_ids import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
+from common.serving.prompts.token_ids import finish_reason, no_choice
 from common.wire.messages.token_columns import TokenColumns
 from common.wire.messages.worker import FinishReason
 from common.wire.transport.router_link import RouterLink
@@ -48,9 +47,7 @@ class Outputs:
             if sequence.ended:
                 return
             if token.token_id == NO_CHOICE:
-                is_guided = sequence.grammar is not None
-                code = ErrorCode.GRAMMAR if is_guided else ErrorCode.NO_CHOICE
-                self.cancellation.fail(sequence, code, NO_TOKEN_FOLLOWS if is_guided else NO_CHOICE_REASON)
+                self.cancellation.fail(sequence, *no_choice(has_grammar=sequence.grammar is not None))
                 return
             sequence.token_ids.append(token.token_id)
             sequence.num_outputs += 1
@@ -62,17 +59,17 @@ class Outputs:
 
     def handle_answers(self) -> None:
         """Handle answers of grammars: publish masks, and report held tokens."""
-        for sequence, held, problem in self.grammars.take():
+        for sequence, held, problem, code in self.grammars.take():
             self.masks.publish(sequence)
             if problem:
-                self.cancellation.fail(sequence, ErrorCode.GRAMMAR, problem)
+                self.cancellation.fail(sequence, code, problem)
             elif held is not None:
                 self._report(sequence, *held)
 
     def flush(self) -> None:
         """Send reported tokens in a single message."""
         if self.columns:
-            self.link.send(self.columns.batch(self.link.ready.worker_id, self.link.ready.epoch))
+            self.link.send(self.columns.batch(*self.link.worker))
             self.columns = TokenColumns()
 
     def _report(self, sequence: DecodeSequence, token: OutputToken, reason: FinishReason) -> None:

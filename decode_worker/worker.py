@@ -83,7 +83,7 @@ class DecodeWorker:
         report = partial(fail_request, self.link)
         chunk_tokens, leases = config.decode.local_chunk_tokens, engine.shared.leases
         self.scheduler = DecodeScheduler(engine.allocator, ready.max_num_seqs, engine.max_len, chunk_tokens)
-        self.peers = PeerServers(engine, (ready.worker_id, ready.epoch), self.poller, config)
+        self.peers = PeerServers(engine, self.link.worker, self.poller, config)
         self.sources = Sources(engine, self.peers, hub, self.link.send)
         sealing = Sealing(leases, lambda: self.scheduler.capacity.num_growing)
         snapshots = Snapshots(leases, sealing, lambda source_id, target_id: engine.pool.copy(source_id, target_id))

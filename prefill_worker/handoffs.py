@@ -28,7 +28,7 @@ class Handoffs:
 
     def __init__(self, shared: SharedPool, targets: Targets, reply_pools: ReplyPools, link: RouterLink) -> None:
         self.shared, self.targets, self.reply_pools, self.link = shared, targets, reply_pools, link
-        self.worker = link.ready.worker_id, link.ready.epoch
+        self.worker = link.worker
         self.offered: dict[Key, tuple[str, int]] = {}  # decode worker and epoch, by unanswered offer
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             KVPathResult: targets.handle_result,

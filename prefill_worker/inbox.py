@@ -37,7 +37,7 @@ class Inbox:
         self.link, self.engine, self.drain = link, engine, drain
         self.scheduler, self.handoffs, self.grammars = scheduler, handoffs, grammars
         self.fail = partial(fail_request, link)
-        self._router_handlers: dict[type[Message], Callable[[Any], None]] = {
+        self.router_handlers: dict[type[Message], Callable[[Any], None]] = {
             PrefillRequest: self._accept,
             Abort: self._abort,
             Inquiry: lambda message: link.send(answer(message, *handoffs.worker, self._has)),
@@ -57,7 +57,7 @@ class Inbox:
     def receive(self) -> None:
         """Handle all arrived messages."""
         for message in self.link.receive():
-            self._from_router(message)
+            self.link.dispatch(message, self.router_handlers)
         self.handoffs.receive()
         for answered in self.engine.shared.receive():
             self._memory_handlers[type(answered)](answered)
@@ -77,12 +77,6 @@ class Inbox:
         self.handoffs.take_back()
         for key in list(self.scheduler.prompts):
             self.scheduler.remove(*key)
-
-    def _from_router(self, message: Message) -> None:
-        if (handler := self._router_handlers.get(type(message))) is not None:
-            handler(message)
-        else:
-            self.link.spoke.refuse(message, "a router does not send it to a prefill worker")
 
     def _accept(self, request: PrefillRequest) -> None:
         sequence = PrefillSequence.of(request)

@@ -8,7 +8,7 @@ from common.kernels.base.sampling_operands import NO_CHOICE
 from common.kv.tables import held_by
 from common.serving.prompts.requests import fail_request
 from common.serving.prompts.scheduler import PromptScheduler
-from common.serving.prompts.token_ids import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
+from common.serving.prompts.token_ids import finish_reason, no_choice
 from common.wire.messages.token_columns import TokenColumns
 from common.wire.messages.worker import FinishReason
 from common.wire.transport.router_link import RouterLink
@@ -32,9 +32,9 @@ class Outputs:
     def handle_answers(self) -> None:
         """Handle answers of grammars: fail prompts with a problem, and emit first tokens held for a grammar."""
         accepted = []
-        for sequence, held, problem in self.grammars.take():
+        for sequence, held, problem, code in self.grammars.take():
             if problem:
-                self._fail(sequence, ErrorCode.GRAMMAR, problem)
+                self._fail(sequence, code, problem)
             elif held is not None:
                 accepted.append((sequence, *held))
         self._emit(accepted)
@@ -44,9 +44,7 @@ class Outputs:
         chosen = []
         for sequence, token in complete:
             if token.token_id == NO_CHOICE:
-                is_guided = sequence.grammar is not None
-                code = ErrorCode.GRAMMAR if is_guided else ErrorCode.NO_CHOICE
-                self._fail(sequence, code, NO_TOKEN_FOLLOWS if is_guided else NO_CHOICE_REASON)
+                self._fail(sequence, *no_choice(has_grammar=sequence.grammar is not None))
                 continue
             reason = finish_reason(token.token_id, sequence.request.num_outputs + 1, sequence.sampling)
             if not self.grammars.hold(sequence, token, reason):
@@ -67,7 +65,7 @@ class Outputs:
             else:
                 self.handoffs.free(sequence, block_ids)
         if columns:
-            self.link.send(columns.batch(self.link.ready.worker_id, self.link.ready.epoch))
+            self.link.send(columns.batch(*self.link.worker))
 
     def _fail(self, sequence: PrefillSequence, code: ErrorCode, reason: str) -> None:
         """Fail a prompt, complete or not."""

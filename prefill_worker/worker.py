@@ -92,10 +92,10 @@ class PrefillWorker:
         plans: StepPlans | None = None,
     ) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        worker = ready.worker_id, ready.epoch
         self.engine, self.runner, self.drain, self.trace = engine, runner, drain, runner.trace
         self.grammars = SequenceGrammars(followers)
         self.link = RouterLink(context, config.net, ready, lambda: self.inbox.forget_everything())
+        worker = self.link.worker
 
         def report_cached(prompt: PrefillSequence) -> None:
             self.link.send(PromptCached(*worker, *prompt.key, prompt.num_scheduled_tokens))

@@ -3,6 +3,8 @@
 `router.service` has the dispatcher in the process. A front (`router.front`) reaches the dispatcher over a socket.
 """
 
+import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -18,6 +20,10 @@ from router.http.unread_answers import Unread
 from router.reading.bodies import Bodies
 from router.reading.reader import Reader
 from router.text.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+DRAIN_POLL_S = 0.05
 
 
 class Order(Protocol):
@@ -48,6 +54,7 @@ class HttpService(ABC):
         self.unread = Unread(config.router.max_unread_bytes)
         self.reader = Reader(config, self.tokenizer)
         self.grammars = GrammarChecks(options.to_flags(config, ("model", "router", "log")))
+        self._clockwork: asyncio.Task[None] | None = None
 
     @property
     @abstractmethod
@@ -98,12 +105,45 @@ class HttpService(ABC):
         """End everything, because the time to drain is over."""
 
     @abstractmethod
+    def connect(self) -> None:
+        """Begin to send and receive messages."""
+
+    @abstractmethod
+    def disconnect(self) -> None:
+        """Close the sockets."""
+
+    @abstractmethod
+    def tick(self) -> None:
+        """Do the periodic work, twice a heartbeat."""
+
+    @abstractmethod
+    def begin_drain(self, *, refuses: bool) -> None:
+        """Tell everyone that this process is draining, and refuse new completions if `refuses`."""
+
     def start(self) -> None:
         """Begin to work; call on the event loop."""
+        self.connect()
+        self._clockwork = asyncio.create_task(self._tick_forever())
 
-    @abstractmethod
     async def drain(self, timeout_s: float, *, refuses: bool = True) -> bool:
         """Wait for running completions, and refuse new ones if `refuses`; return False after a timeout."""
+        self.begin_drain(refuses=refuses)
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while self.num_active and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(DRAIN_POLL_S)
+        return self.num_active == 0
 
-    @abstractmethod
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        if self._clockwork is not None:
+            self._clockwork.cancel()
+            await asyncio.gather(self._clockwork, return_exceptions=True)
+        self.disconnect()
+        await asyncio.gather(self.reader.close(), self.grammars.close())
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.net.heartbeat_s / 2)
+            try:
+                self.tick()
+            except Exception:  # without periodic work no deadline would hold any more
+                logger.exception("a bug in the clockwork; going on")

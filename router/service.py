@@ -55,8 +55,6 @@ from router.workers.role_changes import RoleChanges
 
 logger = logging.getLogger(__name__)
 
-DRAIN_POLL_S = 0.05
-
 
 class LocalOrder:
     """Choices handed to the dispatcher of this process."""
@@ -122,7 +120,6 @@ class Service(HttpService):
         lifecycle, scheduler = self.dispatcher.lifecycle, self.dispatcher.scheduler
         self._inquiries = Inquiries(config.net, self._send, lifecycle.active.get)
         self._reports = WorkerReports(lifecycle, scheduler, self.pool, self._send, self.tokenizer.info.vocab_size)
-        self._clockwork: asyncio.Task[None] | None = None
 
     @property
     def max_model_len(self) -> int:
@@ -167,61 +164,46 @@ class Service(HttpService):
             case Page.STATUS:
                 return await self.status_body()
 
-    def start(self) -> None:
-        """Begin to serve workers."""
+    def connect(self) -> None:
         self.hub.start(self.handlers(), self._on_unreachable)
         if self.front_hub is not None and self.fronts is not None:
             self.front_hub.start(self.fronts.handlers(), self.fronts.on_unreachable)
             logger.info("fronts dial %s", self.front_hub.endpoint)
-        self._clockwork = asyncio.create_task(self._tick_forever())
         info = self.tokenizer.info
         logger.info("model %s (%s), up to %d tokens; workers dial %s",
                     info.name, info.model_fingerprint, info.max_model_len, self.hub.endpoint)  # fmt: skip
         if not self.tokenizer.cuts_texts:
             logger.info("it is not known where this tokenizer's texts may be cut: each is encoded from its beginning")
 
-    async def drain(self, timeout_s: float, *, refuses: bool = True) -> bool:
+    def begin_drain(self, *, refuses: bool) -> None:
         self.dispatcher.draining, self.dispatcher.refusing = True, refuses
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
-        while self.dispatcher.num_active and asyncio.get_running_loop().time() < deadline_s:
-            await asyncio.sleep(DRAIN_POLL_S)
-        return self.dispatcher.num_active == 0
 
     def fail_all(self, error: RequestError) -> None:
         if self.fronts is not None:
             self.fronts.close()  # fronts keep their completions for the next dispatcher
         self.dispatcher.fail_all(error)
 
-    async def close(self) -> None:
-        if self._clockwork is not None:
-            self._clockwork.cancel()
-            await asyncio.gather(self._clockwork, return_exceptions=True)
+    def disconnect(self) -> None:
         self._membership.release_all()
         if self.front_hub is not None and self.fronts is not None:
             self.fronts.close()
             self.front_hub.close()
         self.hub.close()
-        await asyncio.gather(self.reader.close(), self.grammars.close())
 
     def _send(self, worker_id: str, message: Message) -> None:
         worker = self.pool.find(worker_id)
         if worker is not None:
             self.hub.send(worker.connection, message)
 
-    async def _tick_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self.config.net.heartbeat_s / 2)
-            try:
-                self._membership.check()
-                self.memory_servers.check()
-                self._kv_events.check()
-                self._inquiries.ask(self.dispatcher.active)
-                self.dispatcher.tick()
-                if self.fronts is not None:
-                    self.fronts.check()
-                self.status.history.tick()
-            except Exception:  # without periodic work no deadline would hold any more
-                logger.exception("a bug in the clockwork; going on")
+    def tick(self) -> None:
+        self._membership.check()
+        self.memory_servers.check()
+        self._kv_events.check()
+        self._inquiries.ask(self.dispatcher.active)
+        self.dispatcher.tick()
+        if self.fronts is not None:
+            self.fronts.check()
+        self.status.history.tick()
 
     def _on_unreachable(self, undelivered: Undelivered) -> None:
         self._membership.on_unreachable(undelivered)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.cases.decode import decode_batch
 from benchmarks.cases.kernel import Case, attention_weights, paged_batch, random, variants_for
-from benchmarks.cases.prompt import FEW_QUERIES, TAIL, tail_of
+from benchmarks.cases.prompt import FEW_QUERIES, TAIL, prompts_of, scale_of, tail_of
 from common.kernels.attention.few_query_attention import few_query_attention
 from common.kernels.attention.hopper.long_attention import long_attention
 from common.kernels.attention.prefill_attention import prefill_attention
@@ -96,14 +96,11 @@ def decode_case(shape: Shape, num_seqs: int, seq_len: int) -> Case:
 
 
 def in_place(shape: Shape, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, sinks: Tensor | None) -> Tensor:
-    table, lengths = batch.block_tables[0], (batch.cu_seqlens, batch.seq_lens, batch.max_query_len)
-    scale, gpu = scale_of(q), gpu_of(q.device)
-    return prefill_attention(q, k, v, table, *lengths, scale, gpu, window=shape.window, sinks=sinks)
+    return prefill_attention(prompts_of(q, k, v, batch, shape.window, sinks), batch.max_query_len, gpu_of(q.device))
 
 
 def gathered(shape: Shape, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, sinks: Tensor | None) -> Tensor:
-    table, lengths = batch.block_tables[0], (batch.cu_seqlens, batch.seq_lens, batch.max_seq_len)
-    return long_attention(q, k, v, table, *lengths, scale_of(q), window=shape.window, sinks=sinks)
+    return long_attention(prompts_of(q, k, v, batch, shape.window, sinks), batch.max_seq_len)
 
 
 def make_divided(shape: Shape) -> PromptAttention:
@@ -113,14 +110,9 @@ def make_divided(shape: Shape) -> PromptAttention:
     workspace = make_query_parts(shape.num_kv, shape.head_dim, gpu, device)
 
     def divided(shape: Shape, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, sinks: Tensor | None) -> Tensor:
-        lengths, scale = (batch.block_tables[0], batch.cu_seqlens, batch.seq_lens), scale_of(q)
-        return few_query_attention(q, k, v, *lengths, scale, workspace, gpu, window=shape.window, sinks=sinks)
+        return few_query_attention(prompts_of(q, k, v, batch, shape.window, sinks), workspace, gpu)
 
     return divided
-
-
-def scale_of(q: Tensor) -> float:
-    return float(q.shape[2] ** -0.5)
 
 
 def prompt_case(kernel: str, attend: PromptAttention, shape: Shape, num_tokens: int, seq_len: int) -> Case:

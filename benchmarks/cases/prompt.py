@@ -22,6 +22,7 @@ from common.kernels.attention.few_query_attention import few_query_attention
 from common.kernels.attention.hopper.long_attention import long_attention
 from common.kernels.attention.prefill_attention import prefill_attention
 from common.kernels.attention.query_parts import make_query_parts
+from common.kernels.base.attention_operands import PromptOperands
 from common.kernels.base.gpu import gpu_of
 from common.ops import reference
 from common.ops.base import ForwardBatch
@@ -36,13 +37,33 @@ TAIL = 256  # last queries of a single prompt, checked by the reference
 PromptAttention = Callable[[Tensor, Tensor, Tensor, ForwardBatch], Tensor]
 
 
+def scale_of(q: Tensor) -> float:
+    return float(q.shape[2] ** -0.5)
+
+
+def prompts_of(
+    q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, window: int = 0, sinks: Tensor | None = None
+) -> PromptOperands:
+    """Return operands of prompt attention with the usual scale."""
+    return PromptOperands(
+        q=q,
+        k_cache=k,
+        v_cache=v,
+        block_tables=batch.block_tables[0],
+        cu_seqlens=batch.cu_seqlens,
+        seq_lens=batch.seq_lens,
+        scale=scale_of(q),
+        window=window,
+        sinks=sinks,
+    )
+
+
 def paged_attention(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
-    lengths = (batch.block_tables[0], batch.cu_seqlens, batch.seq_lens, batch.max_query_len)
-    return prefill_attention(q, k, v, *lengths, SCALE, gpu_of(q.device))
+    return prefill_attention(prompts_of(q, k, v, batch), batch.max_query_len, gpu_of(q.device))
 
 
 def gathered_attention(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
-    return long_attention(q, k, v, batch.block_tables[0], batch.cu_seqlens, batch.seq_lens, len(q), SCALE)
+    return long_attention(prompts_of(q, k, v, batch), len(q))
 
 
 def make_divided_attention() -> PromptAttention:
@@ -52,8 +73,7 @@ def make_divided_attention() -> PromptAttention:
     workspace = make_query_parts(NUM_KV, HEAD_DIM, gpu, device)
 
     def divided_attention(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
-        lengths = (batch.block_tables[0], batch.cu_seqlens, batch.seq_lens)
-        return few_query_attention(q, k, v, *lengths, SCALE, workspace, gpu)
+        return few_query_attention(prompts_of(q, k, v, batch), workspace, gpu)
 
     return divided_attention
 

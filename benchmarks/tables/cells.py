@@ -4,15 +4,18 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from deploy.bench.origin import ROOT
-from deploy.bench.results import Row, merged, read_rows
+from deploy.bench.results import CONDITIONS, Row, read_rows
 
 ONE_GPU, TWO_GPUS, FOUR_GPUS = "NVIDIA H200", "2 x NVIDIA H200", "4 x NVIDIA H200"
 SMALL_GPU = "24 GB of an NVIDIA H200"
 H100 = "NVIDIA H100 80GB HBM3"
 MODEL = "qwen3-4b"
 RESULTS = ROOT / "benchmarks" / "results.csv"
+SAME = (*(name for name in CONDITIONS if name not in ("date", "command")), "figure")
+"""Fields that runs to be merged have in common; commands may differ by a seed."""
 
 
 Spread = tuple[float, float]
@@ -55,6 +58,26 @@ class TableData:
 def results(path: Path = RESULTS) -> list[Row]:
     """Return the rows of a file of results, runs under equal conditions merged."""
     return merged(read_rows(path))
+
+
+def merged(rows: Iterable[Row]) -> list[Row]:
+    """Return one row for all runs of a figure under equal conditions, with the medians, at the place of the last."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        key = tuple(getattr(row, name) for name in SAME)
+        found[key] = [*found.pop(key, []), row]
+    return [_median(runs) if len(runs) > 1 else runs[0] for runs in found.values()]
+
+
+def _median(runs: Sequence[Row]) -> Row:
+    values, others = ([value for value in found if not math.isnan(value)]
+                      for found in ([row.value for row in runs], [row.compared_value for row in runs]))  # fmt: skip
+    return replace(
+        runs[-1],
+        value=median(values) if values else math.nan,
+        compared_value=median(others) if others else math.nan,
+        runs=tuple(runs),
+    )
 
 
 def newest(

@@ -11,7 +11,7 @@ from common.kernels.attention.hopper.shared_prefix_attention import shared_prefi
 from common.kernels.attention.prefill_attention import prefill_attention
 from common.kernels.attention.shared_division import bundle_queries, share, tokens_of_bundle
 from common.kernels.attention.shared_parts import MAX_SHARED_DIM, shared_slots
-from common.kernels.base.attention_operands import AttentionWeights, SharedDivision, SharedPrefixes
+from common.kernels.base.attention_operands import AttentionWeights, PromptOperands, SharedDivision, SharedPrefixes
 from common.kernels.base.e4m3 import as_operand
 from common.kernels.base.gpu import gpu_of
 from common.kernels.elementwise.qk_norm_rope_kv import qk_norm_rope_kv
@@ -88,54 +88,27 @@ class CudaAttention:
         return qk_norm_rope_kv(qkv, weights, batch.positions, slots, k_cache, v_cache, pdl=self.pdl)
 
     def _prompt_attention(self, q: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
-        k_cache, v_cache = self._operand[:, layer_id].unbind(1)
-        k_scale, v_scale = weights.cache_scales(k_cache.dtype)
-        table, scale, sinks = batch.block_tables[weights.group], weights.scale * k_scale, weights.sinks
         if self.kernels.prefill_attention == "torch":
             return self._law(q, weights, layer_id, batch)
-        if has_few_queries(q, k_cache.shape[2]):
-            return few_query_attention(
-                q=q,
-                k_cache=k_cache,
-                v_cache=v_cache,
-                block_tables=table,
-                cu_seqlens=batch.cu_seqlens,
-                seq_lens=batch.seq_lens,
-                scale=scale,
-                workspace=self._workspaces.query_parts(),
-                gpu=self._gpu,
-                window=self.window,
-                sinks=sinks,
-                v_scale=v_scale,
-            )
-        if self._gpu.is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys):
-            return long_attention(
-                q=q,
-                k_cache=k_cache,
-                v_cache=v_cache,
-                block_tables=table,
-                cu_seqlens=batch.cu_seqlens,
-                seq_lens=batch.seq_lens,
-                num_keys=batch.num_keys,
-                scale=scale,
-                window=self.window,
-                sinks=sinks,
-                v_scale=v_scale,
-            )
-        return prefill_attention(
+        k_cache, v_cache = self._operand[:, layer_id].unbind(1)
+        k_scale, v_scale = weights.cache_scales(k_cache.dtype)
+        prompts = PromptOperands(
             q=q,
             k_cache=k_cache,
             v_cache=v_cache,
-            block_tables=table,
+            block_tables=batch.block_tables[weights.group],
             cu_seqlens=batch.cu_seqlens,
             seq_lens=batch.seq_lens,
-            max_query_len=batch.max_query_len,
-            scale=scale,
-            gpu=self._gpu,
+            scale=weights.scale * k_scale,
             window=self.window,
-            sinks=sinks,
+            sinks=weights.sinks,
             v_scale=v_scale,
         )
+        if has_few_queries(q, k_cache.shape[2]):
+            return few_query_attention(prompts, self._workspaces.query_parts(), self._gpu)
+        if self._gpu.is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys):
+            return long_attention(prompts, batch.num_keys)
+        return prefill_attention(prompts, batch.max_query_len, self._gpu)
 
     def _fused_attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         tables, seq_lens, before = batch.block_tables[weights.group], batch.seq_lens, None

@@ -67,7 +67,7 @@ class LocalPrompts:
     def __init__(
         self, runner: PromptRunner, decoding: DecodeScheduler, leases: LeaseCache, config: Config, link: RouterLink
     ) -> None:
-        self.decoding, self.link, self.worker = decoding, link, (link.ready.worker_id, link.ready.epoch)
+        self.decoding, self.link, self.worker = decoding, link, link.worker
         capacity = decoding.capacity
 
         def reserve() -> Counts:

@@ -5,7 +5,6 @@ conversations. A chunk costs a timestamp and a search; JSON is parsed only at a 
 """
 
 import asyncio
-import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,7 +18,6 @@ from deploy.bench.stats import RequestRecord
 from deploy.bench.workload import Prompt
 
 HEADERS = {"Content-Type": "application/json"}
-LOOK_S = 0.02
 MODELS_S, MAX_MODELS_BYTES = 10.0, 1 << 20
 """Limits of a server's list of models."""
 
@@ -173,35 +171,6 @@ async def run_conversations(target: Target, talks: Sequence[Conversation], on_en
 
     await asyncio.gather(*map(talk, talks))
     return records
-
-
-@asynccontextmanager
-async def streaming(target: Target, prompts: Sequence[Prompt], deadline_s: float) -> AsyncIterator[list[RequestRecord]]:
-    """Yield records of streams that have all begun and run until the block's end.
-
-    Raises RuntimeError if a stream ends early, and TimeoutError if some stream has not begun after `deadline_s`.
-    """
-    records = [RequestRecord(sent_s=time.perf_counter()) for _ in prompts]
-    bodies = target.prepare(prompts)
-    tasks = [asyncio.create_task(target.complete(*each)) for each in zip(prompts, bodies, records, strict=True)]
-    try:
-        async with asyncio.timeout(deadline_s):
-            while not all(record.chunk_times_s for record in records):
-                _check_running(tasks)
-                await asyncio.sleep(LOOK_S)
-        yield records
-        _check_running(tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _check_running(tasks: Sequence[asyncio.Task[RequestRecord]]) -> None:
-    for task in tasks:
-        if task.done():
-            raise RuntimeError(f"a stream ended early: {task.result().error or 'its tokens were too few'}")
 
 
 @asynccontextmanager

@@ -1,10 +1,8 @@
-"""Live progress of a load in a line of the terminal, and the exit code of a run."""
+"""Live progress of a load in a line of the terminal."""
 
 import time
 from bisect import insort
-from collections.abc import Coroutine
 
-import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -58,13 +56,3 @@ def progress_on(console: Console) -> Progress:
         TextColumn("{task.fields[figures]}"),
         console=console,
     )
-
-
-def exit_code(work: Coroutine[object, object, None], console: Console, *, late: str) -> int:
-    """Run `work`; return 1 after printing a RuntimeError's reason, or `late` for a timeout."""
-    try:
-        uvloop.run(work)
-    except (RuntimeError, TimeoutError) as error:
-        console.print(str(error) or late, style="red", markup=False)
-        return 1
-    return 0

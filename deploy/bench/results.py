@@ -3,10 +3,9 @@
 import csv
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 from deploy.bench.origin import command_line, commit, stack, today
 from deploy.bench.stats import Figure
@@ -17,8 +16,6 @@ CONDITIONS = (
 )  # fmt: skip
 """Columns of a run, before its figures; a workload on a system, perhaps beside another."""
 HEADER = [*CONDITIONS, "figures"]
-SAME = (*(name for name in CONDITIONS if name not in ("date", "command")), "figure")
-"""Fields that runs to be merged have in common; commands may differ by a seed."""
 FIGURE = re.compile(r"(?P<name>[^=;]+)=(?P<value>[^|; ]+)(?:\|(?P<other>[^; ]+))?(?: (?P<unit>[^;]+))?")
 """A figure and its unit, perhaps with the other system's between them: `ttft_p50=18.2|30.3 ms`."""
 
@@ -91,26 +88,6 @@ def append_rows(path: Path, rows: Sequence[Row]) -> None:
         if is_new:
             writer.writerow(HEADER)
         writer.writerows([*conditions, "; ".join(figures)] for conditions, figures in runs.items())
-
-
-def merged(rows: Iterable[Row]) -> list[Row]:
-    """Return one row for all runs of a figure under equal conditions, with the medians, at the place of the last."""
-    found: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        key = tuple(getattr(row, name) for name in SAME)
-        found[key] = [*found.pop(key, []), row]
-    return [_median(runs) if len(runs) > 1 else runs[0] for runs in found.values()]
-
-
-def _median(runs: Sequence[Row]) -> Row:
-    values, others = ([value for value in found if not math.isnan(value)]
-                      for found in ([row.value for row in runs], [row.compared_value for row in runs]))  # fmt: skip
-    return replace(
-        runs[-1],
-        value=median(values) if values else math.nan,
-        compared_value=median(others) if others else math.nan,
-        runs=tuple(runs),
-    )
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -1,6 +1,5 @@
 """The service of a front's HTTP handlers: texts of this process, and completions of the dispatcher's."""
 
-import asyncio
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,6 @@ from router.http_service import HttpService
 
 logger = logging.getLogger(__name__)
 
-DRAIN_POLL_S = 0.05
 NO_DISPATCHER = "no_dispatcher"
 
 
@@ -59,7 +57,6 @@ class FrontService(HttpService):
         super().__init__(config)
         self.counts = Counts()
         self.link = DispatcherLink(config.router, config.net, endpoint, self.tokenizer.info, self.counts)
-        self._clockwork: asyncio.Task[None] | None = None
         self._is_draining = self._is_refusing = False
 
     @property
@@ -129,33 +126,18 @@ class FrontService(HttpService):
             message = f"no answer of the dispatcher at {self.link.endpoint}: {self.link.problem}"
             raise RequestError(message, code=NO_DISPATCHER, status=503, retry_after_s=1) from None
 
-    def start(self) -> None:
-        """Begin to dial the dispatcher."""
+    def connect(self) -> None:
         self.link.start()
-        self._clockwork = asyncio.create_task(self._tick_forever())
         logger.info("front %s of the dispatcher at %s", self.link.front_id, self.link.endpoint)
 
-    async def drain(self, timeout_s: float, *, refuses: bool = True) -> bool:
+    def begin_drain(self, *, refuses: bool) -> None:
         self._is_draining, self._is_refusing = True, refuses
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
-        while self.num_active and asyncio.get_running_loop().time() < deadline_s:
-            await asyncio.sleep(DRAIN_POLL_S)
-        return self.num_active == 0
 
     def fail_all(self, error: RequestError) -> None:
         self.link.fail(list(self.link.open.values()), error)
 
-    async def close(self) -> None:
-        if self._clockwork is not None:
-            self._clockwork.cancel()
-            await asyncio.gather(self._clockwork, return_exceptions=True)
+    def disconnect(self) -> None:
         self.link.close()
-        await asyncio.gather(self.reader.close(), self.grammars.close())
 
-    async def _tick_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self.config.net.heartbeat_s / 2)
-            try:
-                self.link.tick()
-            except Exception:  # without periodic work no deadline would hold any more
-                logger.exception("a bug in the clockwork; going on")
+    def tick(self) -> None:
+        self.link.tick()

@@ -77,7 +77,8 @@ def test_no_two_words_of_a_pool_are_alike() -> None:
 
 @pytest.mark.parametrize(("preset", "token_bytes"), [("qwen3-4b", 147_456), ("llama3.1-8b", 131_072)])
 def test_layouts_are_those_of_the_models(preset: str, token_bytes: int) -> None:
-    assert layout_of(preset, None, 16, "bfloat16").token_bytes == token_bytes
+    [group] = layout_of(preset, None, 16, "bfloat16").groups
+    assert group.token_bytes == token_bytes
 
 
 def test_figures_count_each_byte_once() -> None:

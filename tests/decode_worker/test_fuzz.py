@@ -110,7 +110,7 @@ def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]
     for message in messages:
         rig.meet()
         message = decode(encode(message))
-        rig.worker.inbox._from_router(message)
+        rig.worker.link.dispatch(message, rig.worker.inbox.router_handlers)
         rig.worker.inbox._from_prefill(connection_of("p", 1), message)
         rig.meet()
         if isinstance(message, KVOffer):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.kernels.base.attention_operands import PromptOperands
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.ops import reference
 from common.ops.base import ForwardBatch
@@ -174,6 +175,31 @@ def make_attention(make_paged: MakePaged) -> MakeAttention:
 def random_sinks(num_q: int, device: torch.device) -> Tensor:
     """Scores of no token, now below those of the keys, now above."""
     return (torch.randn(num_q) * 3).to(device)
+
+
+def prompts_of(
+    q: Tensor,
+    pool: Tensor,
+    batch: ForwardBatch,
+    scale: float | None,
+    *,
+    window: int,
+    sinks: Tensor | None,
+    v_scale: float,
+) -> PromptOperands:
+    """Operands over layer 1 of the pool."""
+    return PromptOperands(
+        q=q,
+        k_cache=pool[:, 1, 0],
+        v_cache=pool[:, 1, 1],
+        block_tables=batch.block_tables[0],
+        cu_seqlens=batch.cu_seqlens,
+        seq_lens=batch.seq_lens,
+        scale=scale or q.shape[2] ** -0.5,
+        window=window,
+        sinks=sinks,
+        v_scale=v_scale,
+    )
 
 
 def expected_attention(

@@ -49,7 +49,7 @@ def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]
     for message in messages:
         rig.meet()
         message = decode(encode(message))
-        worker.inbox._from_router(message)
+        worker.link.dispatch(message, worker.inbox.router_handlers)
         target = worker.targets.by_id.get("d")
         if target is not None and is_from(connection_of(target.worker_id, target.epoch), message):
             worker.handoffs.handle(target, message)

@@ -19,13 +19,6 @@ def set_sm_count(num_sms: int) -> None:
     _check(_library().cublasSetSmCountTarget(_handle(), ctypes.c_int(num_sms)))
 
 
-def sm_count() -> int:
-    """Return the number set before; 0 means the whole GPU."""
-    num_sms = ctypes.c_int()
-    _check(_library().cublasGetSmCountTarget(_handle(), ctypes.byref(num_sms)))
-    return num_sms.value
-
-
 @cache
 def _library() -> ctypes.CDLL:
     """Return the cuBLAS loaded by PyTorch."""

@@ -77,121 +77,79 @@ def _decode_attention_kernel(
     PDL: tl.constexpr,
 ):
     """Grid: any number. Each program has an item of a KV head, and draws another after each item."""
+    GROUP: tl.constexpr = NUM_Q // NUM_KV
+    STEPS: tl.constexpr = TILE // KEYS  # of a tile
     num_items = tl.load(counts_ptr) * NUM_KV
     index = tl.program_id(0)
     while index < num_items:
-        _attend_item(
-            items_ptr + index // NUM_KV * ITEM_WORDS, index % NUM_KV, q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr,
-            out_ptr, partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr, sinks_ptr,
-            scale_log2, v_scale, table_stride, stride_block, stride_token, stride_head,
-            NUM_Q, NUM_KV, HEADS, ROWS, HEAD_DIM, BLOCK_SIZE, KEYS,
-            TILE, PART_TILES, MAX_PARTS, RUN_PARTS, UNITS_AT_ONCE, WINDOW, PDL,
-        )  # fmt: skip
+        item_ptr = items_ptr + index // NUM_KV * ITEM_WORDS
+        kv_head = index % NUM_KV
+        seq, seq_len, begin, end, join, unit_parts = load_item(item_ptr)
+        first_tile = first_tile_of(seq_len, WINDOW, TILE)
+        part_tiles = part_tiles_of(num_tiles_of(seq_len, TILE) - first_tile, PART_TILES, MAX_PARTS)
+        table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
+        k_ptr = k_cache_ptr + kv_head * stride_head
+        v_ptr = v_cache_ptr + kv_head * stride_head
+        wait_for_predecessor(PDL)
+
+        group = tl.arange(0, ROWS)
+        columns = tl.arange(0, HEAD_DIM)[None, :]
+        heads = kv_head * GROUP + group  # [ROWS], of the sequence
+        row_heads = seq.to(tl.int64) * NUM_Q + heads  # over all sequences
+        present = (group < GROUP)[:, None]
+        q = tl.load(q_ptr + row_heads[:, None] * HEAD_DIM + columns, mask=present, other=0.0)
+        q = as_factor(q, k_cache_ptr.dtype.element_ty)
+
+        no_acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)
+        lowest = tl.full((ROWS,), NO_KEYS, tl.float32)
+        no_sum = tl.zeros((ROWS,), tl.float32)
+        nothing = (no_acc, lowest, no_sum)
+        part = nothing
+        unit = nothing  # parts of the unit joined so far
+        whole = begun(nothing, sinks_ptr, heads, group < GROUP)  # runs of the context joined so far
+        first_unit = join.to(tl.int64) * (MAX_PARTS * NUM_Q)
+        for step in tl.range(begin * STEPS, end * STEPS):
+            keys = step * KEYS + tl.arange(0, KEYS)
+            inside = keys < seq_len
+            if WINDOW > 0:
+                inside = inside & (keys >= seq_len - WINDOW)
+            blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+            elements = (blocks * stride_block + (keys % BLOCK_SIZE) * stride_token)[:, None] + columns
+            k = widened(tl.load(k_ptr + elements, mask=inside[:, None], other=0.0), q.dtype)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+            scores = tl.where(inside[None, :], scores * scale_log2, float("-inf"))
+            v = widened(tl.load(v_ptr + elements, mask=inside[:, None], other=0.0), q.dtype)
+            part = attended(part, scores, v)
+            is_end = step + 1 == end * STEPS
+            done = step + 1 - first_tile * STEPS
+            if (done % (part_tiles * STEPS) == 0) | is_end:  # the part ends
+                unit = folded(unit, part, 1)
+                part = nothing
+                if (done % (part_tiles * unit_parts * STEPS) == 0) | is_end:  # the unit ends, too
+                    if join < 0:
+                        whole = folded(whole, unit, 1)
+                    else:
+                        unit_acc, unit_max, unit_sum = unit
+                        which = (step - first_tile * STEPS) // (part_tiles * unit_parts * STEPS)
+                        indices = first_unit + which * NUM_Q + heads
+                        tl.store(partial_ptr + indices[:, None] * HEAD_DIM + columns, unit_acc, mask=present)
+                        tl.store(maxima_ptr + indices, unit_max, mask=group < GROUP)
+                        tl.store(sums_ptr + indices, unit_sum, mask=group < GROUP)
+                    unit = nothing
+
+        if join < 0:
+            elements = row_heads[:, None] * HEAD_DIM + columns
+            tl.store(out_ptr + elements, output_of(whole, v_scale).to(out_ptr.dtype.element_ty), mask=present)
+        else:
+            num_joined, num_units = load_join(item_ptr)
+            if is_last(arrivals_ptr + join * NUM_KV + kv_head, num_joined):
+                parts = (partial_ptr, maxima_ptr, sums_ptr)
+                _join(
+                    out_ptr + (seq.to(tl.int64) * NUM_Q + kv_head * GROUP) * HEAD_DIM,
+                    parts, sinks_ptr, v_scale, kv_head * GROUP, first_unit, num_units, unit_parts == RUN_PARTS,
+                    NUM_Q, GROUP, HEADS, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS,
+                )  # fmt: skip
         index = next_item(counts_ptr + 1 + layer_id, num_items)
-
-
-@triton.jit
-def _attend_item(
-    item_ptr,  # [ITEM_WORDS] int32
-    kv_head,
-    q_ptr,
-    k_cache_ptr,
-    v_cache_ptr,
-    block_tables_ptr,
-    out_ptr,
-    partial_ptr,
-    maxima_ptr,
-    sums_ptr,
-    arrivals_ptr,
-    sinks_ptr,
-    scale_log2,
-    v_scale,
-    table_stride,
-    stride_block,
-    stride_token,
-    stride_head,
-    NUM_Q: tl.constexpr,
-    NUM_KV: tl.constexpr,
-    HEADS: tl.constexpr,
-    ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr,
-    TILE: tl.constexpr,
-    PART_TILES: tl.constexpr,
-    MAX_PARTS: tl.constexpr,
-    RUN_PARTS: tl.constexpr,
-    UNITS_AT_ONCE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    GROUP: tl.constexpr = NUM_Q // NUM_KV
-    STEPS: tl.constexpr = TILE // KEYS  # of a tile
-    seq, seq_len, begin, end, join, unit_parts = load_item(item_ptr)
-    first_tile = first_tile_of(seq_len, WINDOW, TILE)
-    part_tiles = part_tiles_of(num_tiles_of(seq_len, TILE) - first_tile, PART_TILES, MAX_PARTS)
-    table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
-    k_ptr = k_cache_ptr + kv_head * stride_head
-    v_ptr = v_cache_ptr + kv_head * stride_head
-    wait_for_predecessor(PDL)
-
-    group = tl.arange(0, ROWS)
-    columns = tl.arange(0, HEAD_DIM)[None, :]
-    heads = kv_head * GROUP + group  # [ROWS], of the sequence
-    row_heads = seq.to(tl.int64) * NUM_Q + heads  # over all sequences
-    present = (group < GROUP)[:, None]
-    q = tl.load(q_ptr + row_heads[:, None] * HEAD_DIM + columns, mask=present, other=0.0)
-    q = as_factor(q, k_cache_ptr.dtype.element_ty)
-
-    no_acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)
-    lowest = tl.full((ROWS,), NO_KEYS, tl.float32)
-    no_sum = tl.zeros((ROWS,), tl.float32)
-    nothing = (no_acc, lowest, no_sum)
-    part = nothing
-    unit = nothing  # parts of the unit joined so far
-    whole = begun(nothing, sinks_ptr, heads, group < GROUP)  # runs of the context joined so far
-    first_unit = join.to(tl.int64) * (MAX_PARTS * NUM_Q)
-    for step in tl.range(begin * STEPS, end * STEPS):
-        keys = step * KEYS + tl.arange(0, KEYS)
-        inside = keys < seq_len
-        if WINDOW > 0:
-            inside = inside & (keys >= seq_len - WINDOW)
-        blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        elements = (blocks * stride_block + (keys % BLOCK_SIZE) * stride_token)[:, None] + columns
-        k = widened(tl.load(k_ptr + elements, mask=inside[:, None], other=0.0), q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        scores = tl.where(inside[None, :], scores * scale_log2, float("-inf"))
-        v = widened(tl.load(v_ptr + elements, mask=inside[:, None], other=0.0), q.dtype)
-        part = attended(part, scores, v)
-        is_end = step + 1 == end * STEPS
-        done = step + 1 - first_tile * STEPS
-        if (done % (part_tiles * STEPS) == 0) | is_end:  # the part ends
-            unit = folded(unit, part, 1)
-            part = nothing
-            if (done % (part_tiles * unit_parts * STEPS) == 0) | is_end:  # the unit ends, too
-                if join < 0:
-                    whole = folded(whole, unit, 1)
-                else:
-                    unit_acc, unit_max, unit_sum = unit
-                    which = (step - first_tile * STEPS) // (part_tiles * unit_parts * STEPS)
-                    indices = first_unit + which * NUM_Q + heads
-                    tl.store(partial_ptr + indices[:, None] * HEAD_DIM + columns, unit_acc, mask=present)
-                    tl.store(maxima_ptr + indices, unit_max, mask=group < GROUP)
-                    tl.store(sums_ptr + indices, unit_sum, mask=group < GROUP)
-                unit = nothing
-
-    if join < 0:
-        elements = row_heads[:, None] * HEAD_DIM + columns
-        tl.store(out_ptr + elements, output_of(whole, v_scale).to(out_ptr.dtype.element_ty), mask=present)
-    else:
-        num_items, num_units = load_join(item_ptr)
-        if is_last(arrivals_ptr + join * NUM_KV + kv_head, num_items):
-            parts = (partial_ptr, maxima_ptr, sums_ptr)
-            _join(
-                out_ptr + (seq.to(tl.int64) * NUM_Q + kv_head * GROUP) * HEAD_DIM,
-                parts, sinks_ptr, v_scale, kv_head * GROUP, first_unit, num_units, unit_parts == RUN_PARTS,
-                NUM_Q, GROUP, HEADS, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS,
-            )  # fmt: skip
 
 
 @triton.jit

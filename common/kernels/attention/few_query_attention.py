@@ -16,6 +16,7 @@ from torch import Tensor
 from common.kernels.attention.decode_parts import LOG2_E, NO_KEYS, SINK_UNITS, joined_units, output_of
 from common.kernels.attention.prefill_attention import attend_keys, tile_for
 from common.kernels.attention.query_parts import TILE_ROWS, QueryParts, tokens_of_tile
+from common.kernels.base.attention_operands import PromptOperands
 from common.kernels.base.checks import check_prompts
 from common.kernels.base.e4m3 import as_factor, is_e4m3
 from common.kernels.base.gpu import Gpu
@@ -223,29 +224,15 @@ def _join(
         tl.store(out_ptr + elements, output_of(whole, v_scale).to(out_ptr.dtype.element_ty), mask=masks[0])
 
 
-def few_query_attention(
-    q: Tensor,  # [num_tokens, num_q_heads, head_dim], contiguous
-    k_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim], strided
-    v_cache: Tensor,
-    block_tables: Tensor,  # [num_seqs, max_blocks] int32
-    cu_seqlens: Tensor,  # [num_seqs + 1] int32
-    seq_lens: Tensor,  # [num_seqs] int32
-    scale: float,
-    workspace: QueryParts,
-    gpu: Gpu,
-    *,
-    window: int = 0,
-    sinks: Tensor | None = None,  # [num_q_heads] fp32
-    v_scale: float = 1.0,
-) -> Tensor:
-    """Compute the result of `prefill_attention`: `[num_tokens, num_q_heads, head_dim]`.
+def few_query_attention(prompts: PromptOperands, workspace: QueryParts, gpu: Gpu) -> Tensor:
+    """Attend from every query: `[num_tokens, num_q_heads, head_dim]`.
 
-    Tokens outside `cu_seqlens` are not computed. A KV head must not have more query heads than allowed by
-    `tokens_of_tile`.
+    A KV head must not have more query heads than allowed by `tokens_of_tile`.
     """
-    check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens, sinks)
+    check_prompts(prompts)
+    q, k_cache, v_cache = prompts.q, prompts.k_cache, prompts.v_cache
     num_tokens, num_q, head_dim = q.shape
-    num_seqs, num_kv = seq_lens.shape[0], k_cache.shape[2]
+    num_seqs, num_kv = prompts.seq_lens.shape[0], k_cache.shape[2]
     out = torch.empty_like(q)
     if num_tokens == 0 or num_seqs == 0:
         return out
@@ -261,19 +248,19 @@ def few_query_attention(
         q_ptr=q,
         k_cache_ptr=k_cache,
         v_cache_ptr=v_cache,
-        block_tables_ptr=block_tables,
-        cu_seqlens_ptr=cu_seqlens,
-        seq_lens_ptr=seq_lens,
-        sinks_ptr=sinks,
+        block_tables_ptr=prompts.block_tables,
+        cu_seqlens_ptr=prompts.cu_seqlens,
+        seq_lens_ptr=prompts.seq_lens,
+        sinks_ptr=prompts.sinks,
         out_ptr=out,
         partial_ptr=workspace.partial,
         maxima_ptr=workspace.maxima,
         sums_ptr=workspace.sums,
         arrivals_ptr=workspace.arrivals,
-        scale_log2=scale * LOG2_E,
-        v_scale=v_scale if is_e4m3(v_cache) else None,
+        scale_log2=prompts.scale * LOG2_E,
+        v_scale=prompts.v_scale if is_e4m3(v_cache) else None,
         num_seqs=num_seqs,
-        table_stride=block_tables.stride(0),
+        table_stride=prompts.block_tables.stride(0),
         stride_block=k_cache.stride(0),
         stride_token=k_cache.stride(1),
         stride_head=k_cache.stride(2),
@@ -292,7 +279,7 @@ def few_query_attention(
         PART_UNIT=PART_UNIT,
         JOIN_ROWS=JOIN_ROWS,
         UNITS_AT_ONCE=min(16 * 1024 // (JOIN_ROWS * head_dim), MAX_PARTS),  # as many as 128 registers of a thread hold
-        WINDOW=window,
+        WINDOW=prompts.window,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

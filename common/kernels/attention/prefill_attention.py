@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.attention.decode_parts import LOG2_E, NO_KEYS, SINK_UNITS
+from common.kernels.base.attention_operands import PromptOperands
 from common.kernels.base.checks import check_prompts
 from common.kernels.base.e4m3 import as_factor, is_e4m3, widened
 from common.kernels.base.gpu import Gpu
@@ -187,33 +188,12 @@ def tile_for(dtype: torch.dtype, head_dim: int, max_query_len: int, shared_bytes
     return Tile(block_m=128, block_n=64 if head_dim > 128 else 128, num_warps=8, num_stages=2)
 
 
-def prefill_attention(
-    q: Tensor,  # [num_tokens, num_q_heads, head_dim], contiguous
-    k_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim], strided
-    v_cache: Tensor,
-    block_tables: Tensor,  # [num_seqs, max_blocks] int32
-    cu_seqlens: Tensor,  # [num_seqs + 1] int32
-    seq_lens: Tensor,  # [num_seqs] int32
-    max_query_len: int,
-    scale: float,
-    gpu: Gpu,
-    *,
-    window: int = 0,
-    sinks: Tensor | None = None,  # [num_q_heads] fp32
-    v_scale: float = 1.0,
-) -> Tensor:
-    """Attend from query i to the first `seq_len - query_len + i + 1` keys: `[num_tokens, num_q_heads, head_dim]`.
-
-    Tokens outside `cu_seqlens` are not computed.
-
-    Args:
-        window: tokens seen by a token, itself included; 0: all. Blocks out of sight are not read.
-        sinks: a score of no token for each head, in the sum of weights only.
-        v_scale: of values in an e4m3 cache; the scale of keys is a factor of `scale`.
-    """
-    check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens, sinks)
+def prefill_attention(prompts: PromptOperands, max_query_len: int, gpu: Gpu) -> Tensor:
+    """Attend from every query: `[num_tokens, num_q_heads, head_dim]`."""
+    check_prompts(prompts)
+    q, k_cache, v_cache = prompts.q, prompts.k_cache, prompts.v_cache
     num_tokens, num_q, head_dim = q.shape
-    num_seqs, num_kv = seq_lens.shape[0], k_cache.shape[2]
+    num_seqs, num_kv = prompts.seq_lens.shape[0], k_cache.shape[2]
     out = torch.empty_like(q)
     if num_tokens == 0 or num_seqs == 0:
         return out
@@ -222,15 +202,15 @@ def prefill_attention(
         q_ptr=q,
         k_cache_ptr=k_cache,
         v_cache_ptr=v_cache,
-        block_tables_ptr=block_tables,
-        cu_seqlens_ptr=cu_seqlens,
-        seq_lens_ptr=seq_lens,
-        sinks_ptr=sinks,
+        block_tables_ptr=prompts.block_tables,
+        cu_seqlens_ptr=prompts.cu_seqlens,
+        seq_lens_ptr=prompts.seq_lens,
+        sinks_ptr=prompts.sinks,
         out_ptr=out,
-        scale_log2=scale * LOG2_E,
-        v_scale=v_scale if is_e4m3(v_cache) else None,
+        scale_log2=prompts.scale * LOG2_E,
+        v_scale=prompts.v_scale if is_e4m3(v_cache) else None,
         num_seqs=num_seqs,
-        table_stride=block_tables.stride(0),
+        table_stride=prompts.block_tables.stride(0),
         stride_block=k_cache.stride(0),
         stride_token=k_cache.stride(1),
         stride_head=k_cache.stride(2),
@@ -241,7 +221,7 @@ def prefill_attention(
         MAX_SEQS=max_seqs_for(num_seqs),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
-        WINDOW=window,
+        WINDOW=prompts.window,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

@@ -43,6 +43,26 @@ class AttentionWeights:
         return (self.k_scale, self.v_scale) if dtype in E4M3_TYPES else (1.0, 1.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOperands:
+    """Queries of prompts, and the blocks that they read.
+
+    Query i of a sequence sees its first `seq_len - query_len + i + 1` keys. Tokens outside `cu_seqlens` are not
+    computed.
+    """
+
+    q: Tensor  # [num_tokens, num_q_heads, head_dim], contiguous
+    k_cache: Tensor  # [num_blocks, block_size, num_kv_heads, head_dim], strided
+    v_cache: Tensor  # as k_cache
+    block_tables: Tensor  # [num_seqs, max_blocks] int32
+    cu_seqlens: Tensor  # [num_seqs + 1] int32
+    seq_lens: Tensor  # [num_seqs] int32
+    scale: float  # of scores, the scale of keys in an e4m3 cache included
+    window: int = 0  # tokens seen by a token, itself included; 0: all. Blocks out of sight are not read
+    sinks: Tensor | None = None  # [num_q_heads] fp32: a score of no token, in the sum of weights only
+    v_scale: float = 1.0  # of values in an e4m3 cache
+
+
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
     """Rows of a decode batch whose block tables begin with the same blocks, a row for each sequence.

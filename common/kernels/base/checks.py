@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from common.kernels.base.attention_operands import E4M3_TYPES, HEAD_DIMS, AttentionWeights
+from common.kernels.base.attention_operands import E4M3_TYPES, HEAD_DIMS, AttentionWeights, PromptOperands
 from common.kernels.base.codes import LARGEST
 from common.kernels.base.gate import ACTIVATIONS
 
@@ -48,21 +48,13 @@ def check_queries(q: Tensor, k_cache: Tensor, v_cache: Tensor, sinks: Tensor | N
         check_column("sinks", sinks, q.shape[1], torch.float32)
 
 
-def check_prompts(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    cu_seqlens: Tensor,
-    seq_lens: Tensor,
-    sinks: Tensor | None,
-) -> None:
+def check_prompts(prompts: PromptOperands) -> None:
     """Require operands as prompt attention takes them."""
-    num_seqs = seq_lens.shape[0]
-    check_queries(q, k_cache, v_cache, sinks)
-    check_block_tables(block_tables, num_seqs)
-    check_column("cu_seqlens", cu_seqlens, num_seqs + 1)
-    check_column("seq_lens", seq_lens, num_seqs)
+    num_seqs = prompts.seq_lens.shape[0]
+    check_queries(prompts.q, prompts.k_cache, prompts.v_cache, prompts.sinks)
+    check_block_tables(prompts.block_tables, num_seqs)
+    check_column("cu_seqlens", prompts.cu_seqlens, num_seqs + 1)
+    check_column("seq_lens", prompts.seq_lens, num_seqs)
 
 
 def check_qkv(qkv: Tensor, weights: AttentionWeights) -> None:

@@ -1,4 +1,4 @@
-"""Bundle of tensors that kernels of latent attention take whole."""
+"""Bundle of tensors that kernels of latent attention take whole, and the shape of a program's work."""
 
 from dataclasses import dataclass
 
@@ -11,6 +11,16 @@ MIN_DIM = 16
 def are_computed(*dims: int) -> bool:
     """Tell whether kernels compute these dimensions of latent attention: powers of two, MIN_DIM or more."""
     return all(dim >= MIN_DIM and dim & (dim - 1) == 0 for dim in dims)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """Shape of a program's work, with its warps and pipeline stages."""
+
+    queries: int = 1
+    keys: int  # multiplied at once
+    num_warps: int
+    num_stages: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

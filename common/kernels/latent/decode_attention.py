@@ -9,8 +9,6 @@ Parts, and their joining, are those of `decode_parts`, but each part is stored a
 first to last, so the result does not depend on the number of programs.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -35,21 +33,12 @@ from common.kernels.base.attention_operands import Division
 from common.kernels.base.checks import check_block_tables, check_column
 from common.kernels.base.gpu import Gpu
 from common.kernels.base.last_program import is_last
-from common.kernels.base.latent_operands import LatentWeights
+from common.kernels.base.latent_operands import LatentWeights, Tiling
 from common.kernels.base.pdl import wait_for_predecessor
 from common.kernels.latent.inputs import check_latents
 
 ROWS = 16  # of a matrix product on tensor cores: heads of a group, at most
 PROGRAMS_PER_SM = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Keys multiplied at once, with the warps and pipeline stages of a program."""
-
-    keys: int
-    num_warps: int
-    num_stages: int
 
 
 def tiling_for(dtype: torch.dtype, shared_bytes: int) -> Tiling:
@@ -92,106 +81,72 @@ def _latent_decode_kernel(
     PDL: tl.constexpr,
 ):
     """Grid: any number. Each program has an item of a group of heads, and draws another after each item."""
+    GROUP: tl.constexpr = NUM_HEADS // GROUPS
+    STEPS: tl.constexpr = TILE // KEYS
     num_items = tl.load(counts_ptr) * GROUPS
     index = tl.program_id(0)
     while index < num_items:
-        _attend_item(
-            items_ptr + index // GROUPS * ITEM_WORDS, index % GROUPS, q_ptr, cache_ptr, block_tables_ptr,
-            out_ptr, partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr, scale_log2, table_stride,
-            stride_block, stride_token, NUM_HEADS, GROUPS, RANK, ROPE, BLOCK_SIZE, ROWS, KEYS,
-            TILE, PART_TILES, MAX_PARTS, PDL,
-        )  # fmt: skip
-        index = next_item(counts_ptr + 1 + layer_id, num_items)
+        item_ptr = items_ptr + index // GROUPS * ITEM_WORDS
+        head_group = index % GROUPS
+        seq, seq_len, begin, end, join, _unit_parts = load_item(item_ptr)
+        part_tiles = part_tiles_of(num_tiles_of(seq_len, TILE), PART_TILES, MAX_PARTS)
+        table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
+        wait_for_predecessor(PDL)
 
+        group = tl.arange(0, ROWS)
+        present = group < GROUP
+        columns = tl.arange(0, RANK)[None, :]
+        turned = RANK + tl.arange(0, ROPE)[None, :]
+        heads = head_group * GROUP + group  # [ROWS], of the sequence
+        row_heads = seq.to(tl.int64) * NUM_HEADS + heads  # over all sequences
+        q_ptrs = q_ptr + row_heads[:, None] * (RANK + ROPE)
+        q = tl.load(q_ptrs + columns, mask=present[:, None], other=0.0)
+        q_turned = tl.load(q_ptrs + turned, mask=present[:, None], other=0.0)
 
-@triton.jit
-def _attend_item(
-    item_ptr,  # [ITEM_WORDS] int32
-    head_group,
-    q_ptr,
-    cache_ptr,
-    block_tables_ptr,
-    out_ptr,
-    partial_ptr,
-    maxima_ptr,
-    sums_ptr,
-    arrivals_ptr,
-    scale_log2,
-    table_stride,
-    stride_block,
-    stride_token,
-    NUM_HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    RANK: tl.constexpr,
-    ROPE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    TILE: tl.constexpr,
-    PART_TILES: tl.constexpr,
-    MAX_PARTS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    GROUP: tl.constexpr = NUM_HEADS // GROUPS
-    STEPS: tl.constexpr = TILE // KEYS
-    seq, seq_len, begin, end, join, _unit_parts = load_item(item_ptr)
-    part_tiles = part_tiles_of(num_tiles_of(seq_len, TILE), PART_TILES, MAX_PARTS)
-    table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
-    wait_for_predecessor(PDL)
+        no_acc = tl.zeros((ROWS, RANK), tl.float32)
+        lowest = tl.full((ROWS,), NO_KEYS, tl.float32)
+        no_sum = tl.zeros((ROWS,), tl.float32)
+        nothing = (no_acc, lowest, no_sum)
+        part = nothing
+        whole = nothing  # parts of the context joined so far
+        first_unit = join.to(tl.int64) * (MAX_PARTS * NUM_HEADS)
+        for step in tl.range(begin * STEPS, end * STEPS):
+            keys = step * KEYS + tl.arange(0, KEYS)
+            inside = keys < seq_len
+            blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+            entry_ptrs = cache_ptr + (blocks * stride_block + (keys % BLOCK_SIZE) * stride_token)[:, None]
+            latents = tl.load(entry_ptrs + columns, mask=inside[:, None], other=0.0)
+            shared_keys = tl.load(entry_ptrs + turned, mask=inside[:, None], other=0.0)
+            scores = tl.dot(q_turned, tl.trans(shared_keys), input_precision="ieee")
+            scores = tl.dot(q, tl.trans(latents), scores, input_precision="ieee")
+            scores = tl.where(inside[None, :], scores * scale_log2, float("-inf"))
+            part = attended(part, scores, latents)
+            if ((step + 1) % (part_tiles * STEPS) == 0) | (step + 1 == end * STEPS):  # the part ends
+                if join < 0:
+                    whole = folded(whole, part, 1)
+                else:
+                    acc, row_max, row_sum = part
+                    indices = first_unit + step // (part_tiles * STEPS) * NUM_HEADS + heads
+                    tl.store(partial_ptr + indices[:, None] * RANK + columns, acc, mask=present[:, None])
+                    tl.store(maxima_ptr + indices, row_max, mask=present)
+                    tl.store(sums_ptr + indices, row_sum, mask=present)
+                part = nothing
 
-    group = tl.arange(0, ROWS)
-    present = group < GROUP
-    columns = tl.arange(0, RANK)[None, :]
-    turned = RANK + tl.arange(0, ROPE)[None, :]
-    heads = head_group * GROUP + group  # [ROWS], of the sequence
-    row_heads = seq.to(tl.int64) * NUM_HEADS + heads  # over all sequences
-    q_ptrs = q_ptr + row_heads[:, None] * (RANK + ROPE)
-    q = tl.load(q_ptrs + columns, mask=present[:, None], other=0.0)
-    q_turned = tl.load(q_ptrs + turned, mask=present[:, None], other=0.0)
-
-    no_acc = tl.zeros((ROWS, RANK), tl.float32)
-    lowest = tl.full((ROWS,), NO_KEYS, tl.float32)
-    no_sum = tl.zeros((ROWS,), tl.float32)
-    nothing = (no_acc, lowest, no_sum)
-    part = nothing
-    whole = nothing  # parts of the context joined so far
-    first_unit = join.to(tl.int64) * (MAX_PARTS * NUM_HEADS)
-    for step in tl.range(begin * STEPS, end * STEPS):
-        keys = step * KEYS + tl.arange(0, KEYS)
-        inside = keys < seq_len
-        blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        entry_ptrs = cache_ptr + (blocks * stride_block + (keys % BLOCK_SIZE) * stride_token)[:, None]
-        latents = tl.load(entry_ptrs + columns, mask=inside[:, None], other=0.0)
-        shared_keys = tl.load(entry_ptrs + turned, mask=inside[:, None], other=0.0)
-        scores = tl.dot(q_turned, tl.trans(shared_keys), input_precision="ieee")
-        scores = tl.dot(q, tl.trans(latents), scores, input_precision="ieee")
-        scores = tl.where(inside[None, :], scores * scale_log2, float("-inf"))
-        part = attended(part, scores, latents)
-        if ((step + 1) % (part_tiles * STEPS) == 0) | (step + 1 == end * STEPS):  # the part ends
-            if join < 0:
-                whole = folded(whole, part, 1)
-            else:
-                acc, row_max, row_sum = part
-                indices = first_unit + step // (part_tiles * STEPS) * NUM_HEADS + heads
-                tl.store(partial_ptr + indices[:, None] * RANK + columns, acc, mask=present[:, None])
-                tl.store(maxima_ptr + indices, row_max, mask=present)
-                tl.store(sums_ptr + indices, row_sum, mask=present)
-            part = nothing
-
-    out_ptrs = out_ptr + row_heads[:, None] * RANK + columns
-    if join < 0:
-        tl.store(out_ptrs, output_of(whole).to(out_ptr.dtype.element_ty), mask=present[:, None])
-    else:
-        num_items, _ = load_join(item_ptr)
-        if is_last(arrivals_ptr + join * GROUPS + head_group, num_items):
-            whole = nothing
-            for index in range(tl.cdiv(num_tiles_of(seq_len, TILE), part_tiles)):
-                indices = first_unit + index * NUM_HEADS + heads
-                acc = tl.load(partial_ptr + indices[:, None] * RANK + columns, mask=present[:, None], other=0.0)
-                row_max = tl.load(maxima_ptr + indices, mask=present, other=NO_KEYS)
-                row_sum = tl.load(sums_ptr + indices, mask=present, other=0.0)
-                whole = folded(whole, (acc, row_max, row_sum), 1)
+        out_ptrs = out_ptr + row_heads[:, None] * RANK + columns
+        if join < 0:
             tl.store(out_ptrs, output_of(whole).to(out_ptr.dtype.element_ty), mask=present[:, None])
+        else:
+            num_joined, _ = load_join(item_ptr)
+            if is_last(arrivals_ptr + join * GROUPS + head_group, num_joined):
+                whole = nothing
+                for index in range(tl.cdiv(num_tiles_of(seq_len, TILE), part_tiles)):
+                    indices = first_unit + index * NUM_HEADS + heads
+                    acc = tl.load(partial_ptr + indices[:, None] * RANK + columns, mask=present[:, None], other=0.0)
+                    row_max = tl.load(maxima_ptr + indices, mask=present, other=NO_KEYS)
+                    row_sum = tl.load(sums_ptr + indices, mask=present, other=0.0)
+                    whole = folded(whole, (acc, row_max, row_sum), 1)
+                tl.store(out_ptrs, output_of(whole).to(out_ptr.dtype.element_ty), mask=present[:, None])
+        index = next_item(counts_ptr + 1 + layer_id, num_items)
 
 
 def num_groups(num_heads: int) -> int:

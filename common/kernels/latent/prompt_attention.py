@@ -5,8 +5,6 @@ takes 640 FLOP a head at 192 and 128 dimensions, where latents alone would take 
 queries on: it takes 262 kFLOP for each key and head. Both are bound by products.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -15,25 +13,18 @@ from torch import Tensor
 from common.kernels.attention.decode_parts import LOG2_E
 from common.kernels.base.checks import check_column
 from common.kernels.base.gpu import Gpu
-from common.kernels.base.latent_operands import LatentWeights
+from common.kernels.base.latent_operands import LatentWeights, Tiling
 from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, tile_of
 from common.kernels.latent.gather_latents import TILE
 
 LARGE_TILES_BYTES = 150_000  # of shared memory: needed by the larger tiles
 
 
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Shape of a program's work, with its warps and pipeline stages."""
-
-    queries: int
-    keys: int  # divides TILE
-    num_warps: int
-    num_stages: int
-
-
 def tiling_for(dtype: torch.dtype, max_query_len: int, shared_bytes: int) -> Tiling:
-    """Return tiles for a query of 192 dimensions and values of 128 that fit into a program's shared memory."""
+    """Return tiles for a query of 192 dimensions and values of 128 that fit into a program's shared memory.
+
+    Keys divide TILE.
+    """
     if dtype == torch.float32:
         return Tiling(queries=32, keys=32, num_warps=4, num_stages=1)
     if shared_bytes < LARGE_TILES_BYTES:

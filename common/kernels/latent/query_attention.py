@@ -5,8 +5,6 @@ and as values. Contexts are not cut, so there should be enough queries to fill a
 Both products take 2,176 FLOP for a head and a pair of a query and a key, at rank 512: bound by products.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -15,20 +13,10 @@ from torch import Tensor
 from common.kernels.attention.decode_parts import LOG2_E, NO_KEYS, attended, output_of
 from common.kernels.base.checks import check_block_tables, check_column
 from common.kernels.base.gpu import Gpu
-from common.kernels.base.latent_operands import LatentWeights
+from common.kernels.base.latent_operands import LatentWeights, Tiling
 from common.kernels.base.ragged import max_seqs_for, num_tiles, tile_of
 from common.kernels.latent.decode_attention import ROWS, num_groups
 from common.kernels.latent.inputs import check_latents
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Shape of a program's work, with its warps and pipeline stages."""
-
-    queries: int  # each of ROWS rows
-    keys: int
-    num_warps: int
-    num_stages: int
 
 
 def tiling_for(dtype: torch.dtype, shared_bytes: int) -> Tiling:

@@ -24,7 +24,7 @@ def is_attempt(key: Key, request_id: str, attempt: int) -> bool:
 def fail_request(link: RouterLink, key: Key, code: ErrorCode, reason: str) -> None:
     """Report a failed attempt to the router; nothing of the attempt is left here."""
     logger.warning("[%s #%d] %s", *key, reason)
-    link.send(RequestFailed(link.ready.worker_id, link.ready.epoch, *key, code, reason))
+    link.send(RequestFailed(*link.worker, *key, code, reason))
 
 
 def answer(inquiry: Inquiry, worker_id: str, epoch: int, has: Callable[[Key], bool]) -> InquiryReply:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from common.base.errors import ErrorCode
 from common.wire.messages.worker import FinishReason
 from common.wire.values.sampling_params import SamplingParams
 
@@ -14,6 +15,11 @@ NO_CHOICE_REASON = (
 NO_TOKEN_FOLLOWS = (
     "no token can follow that its grammar, allowed_token_ids, bad_words and min_tokens all allow; ask for less"
 )
+
+
+def no_choice(*, has_grammar: bool) -> tuple[ErrorCode, str]:
+    """Return code and reason of the failure of a request for which a step chose no token."""
+    return (ErrorCode.GRAMMAR, NO_TOKEN_FOLLOWS) if has_grammar else (ErrorCode.NO_CHOICE, NO_CHOICE_REASON)
 
 
 def finish_reason(token_id: int, num_outputs: int, sampling: SamplingParams) -> FinishReason:

@@ -7,8 +7,9 @@ from a busy worker by the age of the last step in the heartbeat.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import zmq
 
@@ -88,9 +89,10 @@ class RouterLink:
     ) -> None:
         _require_readable(ready)
         self.ready = ready
+        self.worker = ready.worker_id, ready.epoch
         self.load = Load(ready.num_blocks)
         self.endpoint = resolved(net.router_endpoint, ROUTER_SOCKET)
-        self.spoke = Spoke(context, net, self.endpoint, connection_of(ready.worker_id, ready.epoch))
+        self.spoke = Spoke(context, net, self.endpoint, connection_of(*self.worker))
         self.on_new_router = on_new_router
         self.router_epoch: int | None = None
         self.leaving = False
@@ -127,6 +129,13 @@ class RouterLink:
                 case _:
                     yield message
 
+    def dispatch(self, message: Message, handlers: Mapping[type[Message], Callable[[Any], None]]) -> None:
+        """Hand a message to the handler of its type; a message without a handler is dropped."""
+        if (handler := handlers.get(type(message))) is not None:
+            handler(message)
+        else:
+            self.spoke.refuse(message, f"a router does not send it to a {self.ready.role.label} worker")
+
     def leave(self) -> None:
         """Ask the router to send no new requests and to report the requests still to come."""
         self.leaving, self.answered_s = True, time.monotonic()
@@ -146,7 +155,7 @@ class RouterLink:
 
     def farewell(self, reason: str) -> None:
         """Send `WorkerGone` and close."""
-        self.spoke.send(WorkerGone(self.ready.worker_id, self.ready.epoch, reason))
+        self.spoke.send(WorkerGone(*self.worker, reason))
         self.close()
 
     def close(self) -> None:
@@ -174,10 +183,10 @@ class RouterLink:
 
     def _ask(self) -> None:
         self.asked_s = time.monotonic()
-        self.spoke.send(WorkerLeaving(self.ready.worker_id, self.ready.epoch))
+        self.spoke.send(WorkerLeaving(*self.worker))
 
     def _beat(self, context: "zmq.Context[zmq.Socket[bytes]]", net: NetSection) -> None:
-        identity = connection_of(self.ready.worker_id, self.ready.epoch) + BEAT_SUFFIX
+        identity = connection_of(*self.worker) + BEAT_SUFFIX
         spoke = Spoke(context, net, self.endpoint, identity, keep_last=True)
         while not self.stop.wait(net.heartbeat_s):
             if Reregister in {type(message) for message in spoke.receive()}:

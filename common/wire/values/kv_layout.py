@@ -145,11 +145,6 @@ class KVLayout(WireStruct):
         return uneven(len(self.groups), len(num_blocks), len(floor or num_blocks)) or excess(floor, num_blocks)
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes taken by each further token."""
-        return sum(group.token_bytes for group in self.groups if group.is_append_only)
-
-    @property
     def block_size(self) -> int:
         """Tokens of a block, in the first group that grows; 1 if none does."""
         return next((group.block_size for group in self.groups if group.grows), 1)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from benchmarks.tables.__main__ import TABLE, main, written
-from benchmarks.tables.cells import ONE_GPU, SMALL_GPU, Cell, TableData, newest, results
+from benchmarks.tables.cells import ONE_GPU, SMALL_GPU, Cell, TableData, merged, newest, results
 from benchmarks.tables.layout import render
 from benchmarks.tables.loads import beside_vllm, by_turns, serving, sharing
 from benchmarks.tables.registry import TABLES, first_page
 from deploy.bench.origin import ROOT
-from deploy.bench.results import Row, merged
+from deploy.bench.results import Row
 
 ROW = Row(
     date="2026-01-02", commit="abc", hardware=ONE_GPU, stack="", system="baton", model="qwen3-4b",

@@ -59,7 +59,7 @@ class LocalHouse(House):
         self.scheduler.capacity.step_tokens = CHUNK_TOKENS
         runner = cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace()))
         config = Config(kv=KVSection(prefix_min_tokens=0), decode=DecodeSection(short_prompt_tokens=CHUNK_TOKENS))
-        link = SimpleNamespace(ready=SimpleNamespace(worker_id="d", epoch=1), send=self._send)
+        link = SimpleNamespace(worker=("d", 1), send=self._send)
         self.local = LocalPrompts(runner, self.scheduler, self.leases, config, cast(RouterLink, link))
         self.seen = list[DecodeSequence]()
         self.given_back: list[str] = []

@@ -1,5 +1,6 @@
 """Prompts that change hands in a shared pool: taken in their order while there is room, and declined for a reason."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -163,8 +164,8 @@ class Prompts(dict[Key, Any]):
 def test_what_has_arrived_is_here_when_the_router_asks() -> None:
     rig, said = Rig(), list[Message]()
     asked = [decode_request("b", range(7)), Inquiry(("a", "b"), pack_ids([0, 0]))]
-    ready = SimpleNamespace(worker_id="d", epoch=1)
-    link = SimpleNamespace(ready=ready, receive=lambda: asked, send=said.append)
+    link: Any = SimpleNamespace(worker=("d", 1), receive=lambda: asked, send=said.append)
+    link.dispatch = partial(RouterLink.dispatch, link)
     sources = SimpleNamespace(peers=SimpleNamespace(receive=list))
     nothing = SimpleNamespace(
         receive=list, sources=sources, waiting=[], engine=SimpleNamespace(vocab_size=100), prefixes=None,

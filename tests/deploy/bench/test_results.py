@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.tables.cells import merged
 from deploy.bench.origin import ROOT, command_line, commit, hardware
-from deploy.bench.results import HEADER, Row, append_rows, merged, read_rows
+from deploy.bench.results import HEADER, Row, append_rows, read_rows
 
 LOAD = "w, with a comma"
 ROW = Row("2026-01-02", "abc", "a GPU", "torch 9", "baton", "m", LOAD, "ttft_p50", 1.5, "ms", command="python x")

@@ -16,6 +16,7 @@ from tests.kernels.conftest import (
     MakeAttention,
     expected_attention,
     gpu_at,
+    prompts_of,
     random_sinks,
 )
 from tests.support.attention_shapes import SEEING, Seeing
@@ -39,20 +40,8 @@ def attend(
     v_scale: float = 1.0,
 ) -> Tensor:
     """Over layer 1 of the pool; leaves the workspace as the next layer wants it."""
-    out = few_query_attention(
-        q=q,
-        k_cache=pool[:, 1, 0],
-        v_cache=pool[:, 1, 1],
-        block_tables=batch.block_tables[0],
-        cu_seqlens=batch.cu_seqlens,
-        seq_lens=batch.seq_lens,
-        scale=scale or q.shape[2] ** -0.5,
-        workspace=workspace,
-        gpu=gpu_at(q.device),
-        window=window,
-        sinks=sinks,
-        v_scale=v_scale,
-    )
+    prompts = prompts_of(q, pool, batch, scale, window=window, sinks=sinks, v_scale=v_scale)
+    out = few_query_attention(prompts, workspace, gpu_at(q.device))
     assert not workspace.arrivals.any()
     return out
 

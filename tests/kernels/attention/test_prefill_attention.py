@@ -12,6 +12,7 @@ from tests.kernels.conftest import (
     MakeAttention,
     expected_attention,
     gpu_at,
+    prompts_of,
     random_sinks,
 )
 from tests.support.attention_shapes import SEEING, Seeing
@@ -26,20 +27,8 @@ def attend(
     sinks: Tensor | None = None,
     v_scale: float = 1.0,
 ) -> Tensor:
-    return prefill_attention(
-        q=q,
-        k_cache=pool[:, 1, 0],
-        v_cache=pool[:, 1, 1],
-        block_tables=batch.block_tables[0],
-        cu_seqlens=batch.cu_seqlens,
-        seq_lens=batch.seq_lens,
-        max_query_len=batch.max_query_len,
-        scale=scale or q.shape[2] ** -0.5,
-        gpu=gpu_at(q.device),
-        window=window,
-        sinks=sinks,
-        v_scale=v_scale,
-    )
+    prompts = prompts_of(q, pool, batch, scale, window=window, sinks=sinks, v_scale=v_scale)
+    return prefill_attention(prompts, batch.max_query_len, gpu_at(q.device))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from common.kernels.base.latent_operands import Tiling
 from common.kernels.latent import query_attention
-from common.kernels.latent.query_attention import Tiling, latent_query_attention
+from common.kernels.latent.query_attention import latent_query_attention
 from common.ops.reference.layers import attend
 from tests.kernels.conftest import AssertClose, MakePaged, gpu_at
 from tests.support.latents import Dims, latent_weights
@@ -31,7 +32,7 @@ def test_equals_reference(
 ) -> None:
     pool, batch = make_paged(query_lens, seq_lens, block_size, 1, dims.rank + dims.rope)
     if pool.device.type == "cpu":  # the interpreter would have the tiles for fp32 alone
-        tiling = Tiling(queries, keys=32, num_warps=4, num_stages=1)
+        tiling = Tiling(queries=queries, keys=32, num_warps=4, num_stages=1)
         monkeypatch.setattr(query_attention, "tiling_for", lambda *_: tiling)
     cache, weights = pool[:, 1, 0, :, 0], latent_weights(dims, 1, pool.device, pool.dtype)
     q = torch.randn(sum(query_lens), dims.num_heads, dims.rank + dims.rope).to(pool)

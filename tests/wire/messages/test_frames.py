@@ -259,7 +259,7 @@ def test_a_prompt_of_a_million_tokens_fits_a_frame() -> None:
 def test_layouts_say_how_they_differ() -> None:
     ours = one_group("m", 36, 8, 128, 16, "bfloat16")
     [group] = ours.groups
-    assert (ours.token_bytes, group.block_bytes) == (147_456, 2_359_296)
+    assert (group.token_bytes, group.block_bytes) == (147_456, 2_359_296)
     assert ours.differences(ours) == []
     assert ours.differences(one_group("m", 36, 8, 128, 32, "bfloat16")) == ["groups[0].block_size: 16 here, 32 there"]
     assert [group.num_places(n) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]

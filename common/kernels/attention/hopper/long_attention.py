@@ -30,6 +30,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from common.kernels.attention.decode_parts import LOG2_E, SINK_UNITS
 from common.kernels.attention.gather_kv import fetch, gather_kv, place_of
+from common.kernels.base.attention_operands import PromptOperands
 from common.kernels.base.checks import check_prompts
 from common.kernels.base.e4m3 import is_e4m3
 from common.kernels.base.gpu import gpu_of
@@ -272,48 +273,47 @@ def _long_attention_kernel(
     )
 
 
-def long_attention(
-    q: Tensor,  # [num_tokens, num_q_heads, head_dim], contiguous; head_dim 64, 128 or 256, 16 bits
-    k_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim], strided, heads contiguous
-    v_cache: Tensor,
-    block_tables: Tensor,  # [num_seqs, max_blocks] int32
-    cu_seqlens: Tensor,  # [num_seqs + 1] int32
-    seq_lens: Tensor,  # [num_seqs] int32, each at least its number of queries
-    num_keys: int,  # at least the sum of seq_lens
-    scale: float,
-    *,
-    window: int = 0,
-    sinks: Tensor | None = None,  # [num_q_heads] fp32
-    v_scale: float = 1.0,
-) -> Tensor:
-    """Compute the result of `prefill_attention`: `[num_tokens, num_q_heads, head_dim]`.
+def long_attention(prompts: PromptOperands, num_keys: int) -> Tensor:
+    """Attend from every query: `[num_tokens, num_q_heads, head_dim]`.
 
-    Takes memory for a copy of K and V of all keys seen.
+    Takes memory for a copy of K and V of all keys seen. Queries have 16 bits and a head_dim of `TILES`, and every
+    sequence has at least as many keys as queries.
+
+    Args:
+        num_keys: at least the sum of `seq_lens`.
     """
-    check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens, sinks)
-    (num_tokens, num_q, head_dim), num_seqs, num_kv = q.shape, seq_lens.shape[0], k_cache.shape[2]
+    check_prompts(prompts)
+    q, k_cache, v_cache, window = prompts.q, prompts.k_cache, prompts.v_cache, prompts.window
+    (num_tokens, num_q, head_dim), num_seqs, num_kv = q.shape, prompts.seq_lens.shape[0], k_cache.shape[2]
     assert head_dim in TILES and q.element_size() == 2, f"head_dim {head_dim}, {q.dtype}: one of {[*TILES]}, 16 bits"
     tile = TILES[head_dim]
     ticket = torch.empty(1, dtype=torch.int32, device=q.device)
     if window:
         num_keys = min(num_keys, num_tokens + num_seqs * (window + tile))
-    lengths = (block_tables, seq_lens, num_keys)
-    dtype = q.dtype if is_e4m3(k_cache) else None
     kv = gather_kv(
-        k_cache, v_cache, *lengths, tile=tile, window=window, cu_seqlens=cu_seqlens, dtype=dtype, zeroed=ticket
+        k_cache,
+        v_cache,
+        prompts.block_tables,
+        prompts.seq_lens,
+        num_keys,
+        tile=tile,
+        window=window,
+        cu_seqlens=prompts.cu_seqlens,
+        dtype=q.dtype if is_e4m3(k_cache) else None,
+        zeroed=ticket,
     )
     out = torch.empty_like(q)
     num_query_tiles = num_tiles(num_tokens, num_seqs, BLOCK_M)
     _long_attention_kernel[(min(gpu_of(q.device).num_sms, num_q * num_query_tiles),)](
         q_desc=TensorDescriptor.from_tensor(q.view(num_tokens, -1), [ROWS, head_dim], LAYOUT),
         kv_desc=TensorDescriptor.from_tensor(kv.flatten(0, 1), [tile, head_dim], LAYOUT),
-        cu_seqlens_ptr=cu_seqlens,
-        seq_lens_ptr=seq_lens,
-        sinks_ptr=sinks,
+        cu_seqlens_ptr=prompts.cu_seqlens,
+        seq_lens_ptr=prompts.seq_lens,
+        sinks_ptr=prompts.sinks,
         out_ptr=out,
         ticket_ptr=ticket,
-        scale_log2=scale * LOG2_E,
-        v_scale=v_scale if is_e4m3(v_cache) else None,
+        scale_log2=prompts.scale * LOG2_E,
+        v_scale=prompts.v_scale if is_e4m3(v_cache) else None,
         num_seqs=num_seqs,
         num_rows=kv.shape[1],
         num_query_tiles=num_query_tiles,

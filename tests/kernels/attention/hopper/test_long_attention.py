@@ -7,7 +7,7 @@ from torch import Tensor
 from common.device.engine.gpu_share import make_share
 from common.kernels.attention.hopper.long_attention import long_attention
 from common.ops.base import ForwardBatch
-from tests.kernels.conftest import AssertClose, MakeAttention, expected_attention, random_sinks
+from tests.kernels.conftest import AssertClose, MakeAttention, expected_attention, prompts_of, random_sinks
 from tests.support.attention_shapes import GATHERED, Seeing
 
 QUERY_LENS, SEQ_LENS = [700, 129, 1, 300], [700, 1001, 513, 300]
@@ -24,9 +24,8 @@ def attend(
     v_scale: float = 1.0,
 ) -> Tensor:
     num_keys = int(batch.seq_lens.sum()) if num_keys is None else num_keys
-    k, v, scale = pool[:, 1, 0], pool[:, 1, 1], scale or q.shape[2] ** -0.5
-    table, lengths = batch.block_tables[0], (batch.cu_seqlens, batch.seq_lens, num_keys)
-    return long_attention(q, k, v, table, *lengths, scale, window=window, sinks=sinks, v_scale=v_scale)
+    prompts = prompts_of(q, pool, batch, scale, window=window, sinks=sinks, v_scale=v_scale)
+    return long_attention(prompts, num_keys)
 
 
 @pytest.mark.gpu
