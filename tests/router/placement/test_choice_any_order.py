@@ -131,8 +131,15 @@ class World:
             self.pool.prefixes.end(prediction)
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 200))])
-def test_the_choice_is_that_of_a_look_at_all_pairs(seed: int) -> None:
+@pytest.mark.parametrize(
+    "seeds", [range(3), *(pytest.param(range(n, n + 20), marks=pytest.mark.slow) for n in range(3, 203, 20))]
+)
+def test_the_choice_is_that_of_a_look_at_all_pairs(seeds: range) -> None:
+    assert sum(map(num_with_known_tokens, seeds)) > len(seeds)
+
+
+def num_with_known_tokens(seed: int) -> int:
+    """Compare choices in a world, and count those that expect not to compute all of a prompt."""
     world, num_found = World(seed), 0
     for _ in range(100):
         world.happen()
@@ -147,4 +154,4 @@ def test_the_choice_is_that_of_a_look_at_all_pairs(seed: int) -> None:
         assert (route.num_pairs, route.num_wasted) == (every.num_pairs, every.num_wasted)
         if world.rng.random() < 0.8:
             world.send(route, demand)
-    assert num_found
+    return num_found
