@@ -13,6 +13,7 @@ import random
 import sys
 import time
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from deploy.planning.step_times.rates import read_rates
 from deploy.planning.workload import Span, Steady
 from router.placement.choice import choose
 from router.placement.member import Speeds
-from router.placement.route import Demand
+from router.placement.route import Demand, Route
 from router.placement.text_keys import TextKeys
 from router.placement.worker_pool import WorkerPool
 from tests.support.messages import kv_path, worker_ready
@@ -54,7 +55,7 @@ BLOCK_SIZE, NUM_CACHED = 16, 256
 IN_HOST, BETWEEN = 256.0, 8.0
 """GB/s of paths, made up."""
 STREAMS = "router, 256 prompts of 128 tokens, 256 streams at 20 ms, 2 fronts"
-NUM_CHOICES, ROUNDS = 10, 5
+NUM_CHOICES, ROUNDS, NUM_SENT = 10, 100, 8
 
 
 def pool_of(num_gpus: int, num_hosts: int) -> WorkerPool:
@@ -92,17 +93,31 @@ def demand_of(pool: WorkerPool) -> Demand:
 
 
 def choice_ms(num_gpus: int, num_hosts: int) -> float:
-    """Return the time of a choice, the least of some rounds: other programs cause any excess."""
+    """Return the time of a choice and of the counts of a sequence, from its begin to its end.
+
+    It is the least of some rounds: other programs cause any excess.
+    """
     pool = pool_of(num_gpus, num_hosts)
-    demand = demand_of(pool)
+    demand, sent = demand_of(pool), deque[Route]()
     times_s = []
     for _ in range(ROUNDS):
         begin_s = time.perf_counter()
         for _ in range(NUM_CHOICES):
-            if choose(pool, demand) is None:
+            if (route := choose(pool, demand)) is None:
                 raise BatonError("no pair has room")
+            pool.ledger.assign(route, INPUTS)
+            sent.append(route)
+            if len(sent) > NUM_SENT:
+                _end(pool, sent.popleft())
         times_s.append((time.perf_counter() - begin_s) / NUM_CHOICES)
     return min(times_s) * 1e3
+
+
+def _end(pool: WorkerPool, route: Route) -> None:
+    pool.ledger.reduce_prompt(route, INPUTS, INPUTS - NUM_CACHED)
+    pool.ledger.release_prompt(route, INPUTS - NUM_CACHED)
+    pool.ledger.prove(route)
+    pool.ledger.release(route)
 
 
 def table(rows: Sequence[Row]) -> TableData:

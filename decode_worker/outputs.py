@@ -6,7 +6,6 @@ chosen ──append──▶ in the token log ──▶ reported, with finish re
 
 from collections.abc import Iterable
 
-from common.base.errors import ErrorCode
 from common.grammar.sequence_grammars import SequenceGrammars
 from common.kernels.base.sampling_operands import NO_CHOICE
 from common.serving.prompts.token_ids import finish_reason, no_choice
@@ -60,10 +59,10 @@ class Outputs:
 
     def handle_answers(self) -> None:
         """Handle answers of grammars: publish masks, and report held tokens."""
-        for sequence, held, problem in self.grammars.take():
+        for sequence, held, problem, code in self.grammars.take():
             self.masks.publish(sequence)
             if problem:
-                self.cancellation.fail(sequence, ErrorCode.GRAMMAR, problem)
+                self.cancellation.fail(sequence, code, problem)
             elif held is not None:
                 self._report(sequence, *held)
 

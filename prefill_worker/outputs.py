@@ -32,9 +32,9 @@ class Outputs:
     def handle_answers(self) -> None:
         """Handle answers of grammars: fail prompts with a problem, and emit first tokens held for a grammar."""
         accepted = []
-        for sequence, held, problem in self.grammars.take():
+        for sequence, held, problem, code in self.grammars.take():
             if problem:
-                self._fail(sequence, ErrorCode.GRAMMAR, problem)
+                self._fail(sequence, code, problem)
             elif held is not None:
                 accepted.append((sequence, *held))
         self._emit(accepted)

@@ -64,16 +64,16 @@ class Asks(Generic[Owner]):
             self._settle(ask, outcome)
 
     def end_all(self, problem: str) -> None:
-        """Settle all questions with a problem."""
+        """Settle all questions with a problem of the worker."""
         self.waiting.clear()
         for ask in list(self._open.values()):
-            self._settle(ask, Outcome(problem=problem))
+            self._settle(ask, Outcome(problem=problem, is_workers=True))
 
     def end_late(self, now_s: float, problem: str) -> None:
-        """Settle questions that have waited too long with a problem."""
+        """Settle questions that have waited too long with a problem of the worker."""
         for ask in [ask for ask in self.waiting if now_s > ask.asked_s + MAX_WAIT_S]:
             self.waiting.remove(ask)
-            self._settle(ask, Outcome(problem=problem))
+            self._settle(ask, Outcome(problem=problem, is_workers=True))
 
     def lose(self, process: Process, problem: str) -> None:
         """Handle the end of a process: `problem` fails the current text, and other texts go on in a new process."""

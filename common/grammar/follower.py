@@ -15,6 +15,7 @@ class Outcome(NamedTuple):
     mask: np.ndarray | None = None  # [cdiv(vocab, 32)] int32: a bit for each allowed token
     is_over: bool = False  # no token may follow
     problem: str = ""
+    is_workers: bool = False  # the problem is this worker's, and need not hold elsewhere
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -10,6 +10,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from common.base.errors import ErrorCode
 from common.grammar.follower import Follower
 from common.grammar.followers import Followers
 from common.wire.messages.worker import FinishReason
@@ -57,6 +58,7 @@ class GrammarAnswer(NamedTuple, Generic[AnySequence]):
     sequence: AnySequence
     held: HeldToken | None  # accepted; None: the answer is only about the next token
     problem: str  # "": the sequence goes on
+    code: ErrorCode  # of the problem
 
 
 class SequenceGrammars(Generic[AnySequence]):
@@ -96,5 +98,6 @@ class SequenceGrammars(Generic[AnySequence]):
             problem = ""
             if held is None or held.reason is FinishReason.NOT_FINISHED:
                 problem = outcome.problem or ("" if outcome.mask is not None else "nothing can follow the text")
-            answers.append(GrammarAnswer(sequence, held, problem))
+            code = ErrorCode.INTERNAL if outcome.is_workers else ErrorCode.GRAMMAR
+            answers.append(GrammarAnswer(sequence, held, problem, code))
         return answers

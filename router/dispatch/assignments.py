@@ -14,7 +14,7 @@ from common.wire.values.fields import MAX_INT32
 from common.wire.values.packing import pack_ids
 from router.dispatch.completion.state import Completion
 from router.placement.capacity import layouts
-from router.placement.prefix_map import Prediction
+from router.placement.predictions import Prediction
 from router.placement.route import Route
 from router.placement.text_keys import TextKeys
 from router.placement.worker_pool import WorkerPool

@@ -108,11 +108,15 @@ class Lifecycle:
         """Act on a completion; a bug in the act ends only `completion`."""
         try:
             act(completion, *args)
-        except Exception:
-            logger.exception("[%s #%d] a bug ends it", completion.spec.request_id, completion.attempt.number)
-            if not completion.is_terminal:
-                message = "the server hit an unexpected error with this completion; its log has the reason"
-                self.fail(completion, RequestError(message, code="internal_error", status=500))
+        except Exception:  # noqa: BLE001 - it is logged
+            self.fail_by_bug(completion)
+
+    def fail_by_bug(self, completion: Completion) -> None:
+        """Log the exception at hand, and end a completion."""
+        logger.exception("[%s #%d] a bug ends it", completion.spec.request_id, completion.attempt.number)
+        if not completion.is_terminal:
+            message = "the server hit an unexpected error with this completion; its log has the reason"
+            self.fail(completion, RequestError(message, code="internal_error", status=500))
 
     def _end(self, completion: Completion, state: State, error: RequestError | None = None) -> None:
         completion.move_to(state)

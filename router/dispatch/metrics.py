@@ -128,7 +128,7 @@ class Metrics:
             self.ttft_s.observe(now_s - times.submitted_s)
         times.last_token_s = now_s
         if completion.attempt.route is not None:
-            completion.attempt.route.decode.num_outputs += 1
+            completion.attempt.route.decode.outputs.num_tokens += 1
 
     def count_refusal(self, error: RequestError) -> None:
         """Count an HTTP request answered with an error; a failed completion's error was counted at the failure."""

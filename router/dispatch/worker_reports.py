@@ -42,8 +42,11 @@ class WorkerReports:
                 # A worker computes for nothing here; an Abort for an ended request is harmless.
                 self._metrics.stale_tokens.inc()
                 self._send(worker.id, Abort(request_id, attempt))
-            else:
-                lifecycle.run(completion, self._accept, output_index, token, finish, now_s)
+                continue
+            try:  # as `Lifecycle.run`, without a call for each token
+                self._accept(completion, output_index, token, finish, now_s)
+            except Exception:  # noqa: BLE001 - it is logged
+                lifecycle.fail_by_bug(completion)
         self._scheduler.schedule()
 
     def on_prompt_logprobs(self, _: bytes, report: PromptLogprobs) -> None:
@@ -89,8 +92,9 @@ class WorkerReports:
 
     def _accept(self, completion: Completion, output_index: int, token: OutputToken, finish: int, now_s: float) -> None:
         """Deliver a token and any held successors; hold an early token, drop a duplicate or a surplus token."""
-        token_ids, early = completion.output.token_ids, completion.attempt.early
+        token_ids = completion.output.token_ids
         if output_index == len(token_ids):
+            early = completion.attempt.early
             self._deliver(completion, token, finish, now_s)
             while early and len(token_ids) in early and not completion.is_terminal:
                 self._deliver(completion, *early.pop(len(token_ids)), now_s)
@@ -100,7 +104,7 @@ class WorkerReports:
     def _deliver(self, completion: Completion, token: OutputToken, finish: int, now_s: float) -> None:
         """Add the next token to the outputs, and hand it to the outlet."""
         output = completion.output
-        if output.lacks_prompt_logprobs:
+        if output.prompt_log is not None and output.lacks_prompt_logprobs:
             self._replay_invalid(completion, "an output came before all log-probabilities of the prompt")
         elif completion.spec.prompt_only:
             self._assignments.cancel(completion)

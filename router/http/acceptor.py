@@ -20,6 +20,7 @@ SURPLUS_S = 5.0
 PAUSE_S = 0.02
 MAX_CHECK_S = 1.0
 """Longest time between two checks of the waits of all connections."""
+NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 BACKLOG = 2048
 """Connections waiting to be accepted; a full queue costs a SYN retry, 1 s of TTFT."""
 
@@ -171,7 +172,10 @@ def _moved(connection: socket.socket) -> socket.socket:
 
 
 async def bound_sockets(host: str, port: int) -> list[socket.socket]:
-    """Return a listening socket for each address of `host`; an empty host means all. Raises OSError."""
+    """Return a listening socket for each address of `host` that this machine has; an empty host means all.
+
+    Raises OSError if there is none, or another process has the port.
+    """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -179,12 +183,18 @@ async def bound_sockets(host: str, port: int) -> list[socket.socket]:
     except UnicodeError:
         raise OSError(errno.EINVAL, "no name of a host") from None
     listeners: list[socket.socket] = []
-    try:
-        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+    absent: OSError | None = None
+    for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+        try:
             listeners.append(socket.create_server(address[:2], family=family, backlog=BACKLOG))
-            listeners[-1].setblocking(False)
-    except OSError:
-        for listener in listeners:
-            listener.close()
-        raise
+        except OSError as error:
+            if error.errno in NOT_HERE:  # as ::1 of localhost, where IPv6 is off
+                absent = error
+                continue
+            for listener in listeners:
+                listener.close()
+            raise
+        listeners[-1].setblocking(False)
+    if absent is not None and not listeners:
+        raise absent
     return listeners

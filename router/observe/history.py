@@ -103,7 +103,10 @@ class History:
 
     def _seen(self) -> Seen:
         metrics, tokens = self._metrics, self._metrics.tokens
-        work = {each.connection: Work(each.beat.steps if each.beat else None, each.num_outputs) for each in self._pool}
+        work = {
+            each.connection: Work(each.beat.steps if each.beat else None, each.outputs.num_tokens)
+            for each in self._pool
+        }
         gaps = list(accumulate(map(float, tokens.num_gaps)))
         return Seen(
             self._clock(), tokens.num_generated, metrics.num_failed, metrics.num_refused, gaps,

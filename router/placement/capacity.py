@@ -1,21 +1,21 @@
 """Facts about all workers together: who takes work, how long a sequence may be, where cached prefixes can differ."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from common.wire.messages.worker import Role
 from common.wire.values.kv_layout import KVLayout
 from router.placement.member import NO_TRANSPORT, Member
 
 
-def takers(workers: Iterable[Member], role: Role) -> list[Member]:
-    """Return workers of a role open for new work; a prefill worker without handoffs is useless."""
-    return [
+def takers(workers: Iterable[Member], role: Role) -> Iterator[Member]:
+    """Yield workers of a role open for new work; a prefill worker without handoffs is useless."""
+    return (
         worker
         for worker in workers
         if worker.ready.role is role
         and not (worker.draining or worker.in_reserve)
         and (role is Role.DECODE or worker.ready.transport != NO_TRANSPORT)
-    ]
+    )
 
 
 def most_tokens(workers: Iterable[Member]) -> int:
@@ -42,4 +42,5 @@ def layouts(workers: Iterable[Member]) -> set[KVLayout]:
     """Return layouts of reusable blocks; none if their place cannot influence a choice."""
     if not has_choice(workers):
         return set()
-    return {worker.ready.kv_layout for worker in workers if worker.ready.kv_layout.is_reusable}
+    shared = {id(worker.layout): worker.layout for worker in workers}  # each is there once, and takes long to hash
+    return {layout for layout in shared.values() if layout.is_reusable}

@@ -14,12 +14,14 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 from common.wire.messages.worker import Role
 from router.placement.capacity import takers
 from router.placement.costs import Costs
 from router.placement.member import NO_TRANSPORT, Member
 from router.placement.pairing import Pairing
+from router.placement.roster import has_room_in_turn
 from router.placement.route import Demand, Route
 from router.placement.worker_pool import WorkerPool
 
@@ -38,23 +40,24 @@ def choose(pool: WorkerPool, demand: Demand, *, overtakes: bool = False) -> Rout
     With `overtakes`, a prompt may go to a worker whose waiting prompts are longer. A worker gets such prompts for a
     single step beyond its window. Longer prompts do not count in the limit, because the shortest are computed first.
     """
-    prefills, decodes, alone = _who_may(pool, demand)
+    pool.roster.update()
+    decodes, alone = _decodes(pool, demand)
+    ready = _ahead_of_turn(pool, demand) if overtakes else pool.roster.with_room.workers
+    with_room = _fitting(ready, demand.num_tokens, demand) if decodes else []
+    alone_with_room = [worker for worker in alone if has_room(pool, worker, demand, overtakes=overtakes)]
+    shorts = [decode for decode in chain(decodes, alone) if decode in pool.roster.shorts] if pool.roster.shorts else []
+    if not (with_room or alone_with_room or shorts):  # in an overload this is the common case
+        return None
     costs, route = Costs(demand, pool), None
-    with_room, alone_with_room = (
-        [worker for worker in workers if has_room(pool, worker, demand, overtakes=overtakes)]
-        for workers in (prefills, alone)
-    )
-    if not (with_room or alone_with_room):  # return early: in an overload this is the common case
-        return _own_route((*decodes, *alone), demand, costs, None)
-    num_decodes = sum(worker.ready.role is Role.DECODE for worker in pool)
-    pair, num_pairs = Pairing(with_room, num_decodes, pool.paths, demand, costs).best(decodes, alone_with_room)
+    pair = Pairing(with_room, pool, demand, costs).best(decodes, alone_with_room)
     if pair is not None:
         prefill, decode = pair
         num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
+        num_pairs = pool.paths.count(with_room, decodes) + len(alone_with_room)
         cost, holder = costs.of(pair), costs.holder_for(prefill)
-        least = min(costs.prompt(worker).num_computed for worker in (*prefills, *alone))  # with or without room
-        route = Route(prefill, decode, num_blocks, overtakes, cost, num_pairs, holder, cost.num_computed - least)
-    return _own_route((*decodes, *alone), demand, costs, route) or route
+        num_wasted = cost.num_computed - _least_computed(pool, demand, costs, (decodes, alone), cost.num_computed)
+        route = Route(prefill, decode, num_blocks, overtakes, cost, num_pairs, holder, num_wasted)
+    return _own_route(shorts, demand, costs, route) or route
 
 
 def may_overtake(pool: WorkerPool, shortest: Demand) -> bool:
@@ -71,12 +74,7 @@ def awaits_trial(pool: WorkerPool, demand: Demand) -> bool:
 
 def has_room(pool: WorkerPool, worker: Member, demand: Demand, *, overtakes: bool) -> bool:
     """Tell whether a worker takes a prompt now, in turn or ahead of its turn."""
-    if overtakes:
-        return _has_room_ahead(worker, demand)
-    if worker.ready.role is Role.DECODE:
-        return worker.work.num_assigned < worker.ready.max_num_seqs
-    by_turn = worker.work.outstanding_tokens - sum(worker.work.overtaking)
-    return by_turn < pool.prefill_window * worker.ready.max_batch_tokens
+    return _has_room_ahead(worker, demand) if overtakes else has_room_in_turn(worker, pool.prefill_window)
 
 
 def _has_room_ahead(worker: Member, demand: Demand) -> bool:
@@ -87,32 +85,61 @@ def _has_room_ahead(worker: Member, demand: Demand) -> bool:
     return is_shorter and sum(before) < worker.ready.max_batch_tokens
 
 
-def _who_may(pool: WorkerPool, demand: Demand) -> tuple[list[Member], list[Member], list[Member]]:
-    """Return fitting prefill workers, decode workers taking handoffs, and decode workers computing prompts alone.
+def _ahead_of_turn(pool: WorkerPool, demand: Demand) -> list[Member]:
+    """Return prefill workers that take a prompt ahead of its turn, by backlog."""
+    workers = [worker for worker in pool.roster.prefills if _has_room_ahead(worker, demand)]
+    return sorted(workers, key=lambda worker: (worker.work.outstanding_tokens, worker.last_turn, worker.number))
+
+
+def _decodes(pool: WorkerPool, demand: Demand) -> tuple[list[Member], list[Member]]:
+    """Return fitting decode workers taking handoffs, and those computing prompts alone, both by load.
 
     A decode worker works alone if it takes no handoffs. All work alone if no path to any is proven or about to be
     proven. A new worker gets `FIRST_PATH_S` to prove a path.
     """
-    decodes = [w for w in takers(pool, Role.DECODE) if demand.max_total_tokens <= w.ready.max_model_len]
-    decodes = [worker for worker in decodes if _is_open(worker, demand)]
-    fitting = [w for w in takers(pool, Role.PREFILL) if demand.num_tokens <= w.ready.max_model_len]
-    prefills = [worker for worker in fitting if not pool.paths.partners(worker).isdisjoint(decodes)]
-    if not prefills and not any(_is_path_pending(pool, prefill, decode) for prefill in fitting for decode in decodes):
-        return [], [], decodes
-    taking = [worker for worker in decodes if worker.ready.transport != NO_TRANSPORT]
-    alone = [worker for worker in decodes if worker.ready.transport == NO_TRANSPORT]
-    return [worker for worker in prefills if _is_open(worker, demand)], taking, alone
+    decodes = _fitting(pool.roster.decodes.workers, demand.max_total_tokens, demand)
+    prefills = chain(pool.roster.prefills, takers(pool, Role.PREFILL))  # silent ones, too
+    fitting = (worker for worker in prefills if demand.num_tokens <= worker.ready.max_model_len)
+    if not any(_hands_over(pool, prefill, decodes) or _is_path_pending(pool, prefill, decodes) for prefill in fitting):
+        return [], decodes
+    if not (loners := pool.roster.loners):
+        return decodes, []
+    return [decode for decode in decodes if decode not in loners], [decode for decode in decodes if decode in loners]
 
 
-def _is_path_pending(pool: WorkerPool, prefill: Member, decode: Member) -> bool:
-    is_tried = pool.paths.find(prefill, decode) is not None
-    since_s = max(prefill.joined_s, decode.joined_s)
-    return not is_tried and decode.ready.transport != NO_TRANSPORT and pool.clock() - since_s < FIRST_PATH_S
+def _fitting(workers: Iterable[Member], num_tokens: int, demand: Demand) -> list[Member]:
+    """Return workers that hold `num_tokens`, and have no unproven sequence if the demand is a trial."""
+    is_trial = demand.is_trial
+    return [w for w in workers if num_tokens <= w.ready.max_model_len and not (is_trial and w.work.num_unproven)]
 
 
-def _is_open(worker: Member, demand: Demand) -> bool:
-    work = worker.work
-    return not (worker.silent or work.has_trial or (demand.is_trial and work.num_unproven))
+def _hands_over(pool: WorkerPool, prefill: Member, decodes: Iterable[Member]) -> bool:
+    return not pool.paths.partners(prefill).isdisjoint(decodes)
+
+
+def _least_computed(
+    pool: WorkerPool, demand: Demand, costs: Costs, decodes: tuple[list[Member], list[Member]], least: int
+) -> int:
+    """Return the fewest prompt tokens that a worker with or without room would compute; of one they are `least`."""
+    (taking, alone), prefills = decodes, pool.roster.prefills
+    most = max(costs.most_held(Role.PREFILL), costs.most_held(Role.DECODE) if alone else costs.most_taken)
+    if least > demand.num_tokens - most:
+        fitting = _fitting(chain(costs.ahead()[0] & prefills.keys(), prefills), demand.num_tokens, demand)
+        for worker in chain((prefill for prefill in fitting if _hands_over(pool, prefill, taking)), alone):
+            if (least := min(least, costs.prompt(worker).num_computed)) == demand.num_tokens - most:
+                break
+    return least
+
+
+def _is_path_pending(pool: WorkerPool, prefill: Member, decodes: Iterable[Member]) -> bool:
+    """Tell whether a path to any decode worker is about to be proven."""
+    now_s = pool.clock()
+    return any(
+        now_s - max(prefill.joined_s, decode.joined_s) < FIRST_PATH_S
+        and decode.ready.transport != NO_TRANSPORT
+        and pool.paths.find(prefill, decode) is None
+        for decode in decodes
+    )
 
 
 def _own_route(decodes: Iterable[Member], demand: Demand, costs: Costs, trip: Route | None) -> Route | None:
@@ -126,7 +153,7 @@ def _own_route(decodes: Iterable[Member], demand: Demand, costs: Costs, trip: Ro
     fitting = [decode for decode in decodes if _may_keep(decode, demand, costs)]
     if not fitting:
         return None
-    decode = min(fitting, key=lambda worker: (costs.of((worker, worker)).total, worker.last_turn))
+    decode = min(fitting, key=lambda worker: (costs.of((worker, worker)).total, worker.last_turn, worker.number))
     wait_s, own_s = _wait_s(trip.prefill) if trip is not None else math.inf, decode.speeds.short_prompt_s
     if wait_s <= own_s:
         return None
@@ -141,7 +168,7 @@ def _may_keep(decode: Member, demand: Demand, costs: Costs) -> bool:
     most = decode.ready.short_prompt_tokens
     is_free = not decode.work.num_outstanding and decode.work.num_assigned < decode.ready.max_num_seqs
     is_known = decode.speeds.short_prompt_s > 0 and decode is not demand.avoided
-    return most > 0 and is_free and is_known and costs.of((decode, decode)).num_computed <= most
+    return is_free and is_known and costs.of((decode, decode)).num_computed <= most
 
 
 def _wait_s(prefill: Member) -> float:

@@ -1,18 +1,21 @@
 """Cost of a request at a pair of workers, in prompt tokens: waiting, computing, restoring and moving."""
 
-from functools import cached_property
+from collections.abc import Set
 from typing import NamedTuple
 
 from common.memory.base.copy_costs import is_pull_faster, is_restore_faster, pull_us, restore_us
 from common.wire.messages.worker import Role
 from common.wire.values.resumption import bytes_to_resume
 from router.placement.member import Member
-from router.placement.prefix_map import NOTHING, Found, PoolName
+from router.placement.predictions import PoolName
+from router.placement.prefix_map import NOTHING, Found
+from router.placement.roster import decode_load
 from router.placement.route import MOVED_AT_ONCE, Cost, Demand
-from router.placement.text_keys import TextKeys
 from router.placement.worker_pool import WorkerPool
 
 MAX_HOLDERS = 8
+MAX_AHEAD = 16
+"""Pools with most of a prompt, whose workers are looked at before all others."""
 Pair = tuple[Member, Member]
 """A prefill and a decode worker, or a decode worker twice if it does both."""
 
@@ -46,33 +49,44 @@ class Costs:
     """
 
     def __init__(self, demand: Demand, pool: WorkerPool) -> None:
-        self._demand, self._pool = demand, pool
+        pool.roster.update()
+        self._demand, self._pool, self._roster = demand, pool, pool.roster
         self._found: dict[PoolName, Found] = {}
-        self._texts: dict[Member, TextKeys | None] = {}  # by whose layout has keys
-        self._prompts: dict[Member, Cost] = {}  # by prefill worker
-        self._moved: dict[PoolName, Moved] = {}  # by decode worker's pool
+        self._held: dict[int, list[PoolName]] = {}  # by tokens there, or in host memory behind; the most first
+        self._look()
+        self._alike: dict[int, Cost] = {}  # by id of what is found, where nothing can be restored or taken
+        self._prompts: dict[Member, Cost] = {}  # by prefill worker, elsewhere
+        self._moving: dict[tuple[int, int, float], float] = {}  # by id of what is found, id of the layout, and rate
+        self._owners: dict[int, list[Member]] = {}  # by tokens, less than those owners have
+        takes = self._held and any(worker.ready.takes_replies for worker in self._roster.prefills)
+        self.most_taken = self.most_held(Role.DECODE) if takes else 0
+        """The most tokens of the prompt that some prefill worker may take from a decode worker."""
+        self.least = demand.num_tokens - next(iter(self._held), 0)
+        """No worker would compute fewer tokens of the prompt."""
 
     def of(self, pair: Pair) -> Cost:
         """Return the cost of a pair."""
         prefill, decode = pair
-        prompt, load = self.prompt(prefill), decode_load(decode)
+        num_waiting, prompt, load = prefill.work.outstanding_tokens, self.prompt(prefill), decode_load(decode)
         if prefill.pool == decode.pool:
-            return prompt._replace(load=load)
-        num_moved = self._moved_to(decode).num_tokens
-        moving = self.moving(decode, self._pool.paths.rate(prefill, decode))
-        return prompt._replace(num_moved=prompt.num_moved + num_moved, moving=prompt.moving + moving, load=load)
+            return prompt._replace(num_waiting=num_waiting, load=load)
+        num_moved = prompt.num_moved + self._moved_to(decode).num_tokens
+        moving = prompt.moving + self.moving(decode, self._pool.paths.rate(prefill, decode))
+        return prompt._replace(num_waiting=num_waiting, num_moved=num_moved, moving=moving, load=load)
 
     def prompt(self, prefill: Member) -> Cost:
-        """Return the cost of computing the prompt at a prefill worker, without decoding."""
-        if prefill not in self._prompts and not self._demand.texts:  # nothing to look up
-            self._prompts[prefill] = Cost(prefill.work.outstanding_tokens, num_computed=self._demand.num_tokens)
-        elif prefill not in self._prompts:
-            num_tokens, holder = self._demand.num_tokens, self.holder_for(prefill)
-            num_known, restored = self._known_by(prefill), self._restored_for(prefill)
+        """Return the cost of computing the prompt at a prefill worker, without waiting and decoding."""
+        found = self._found_for(prefill)
+        if (cost := self._alike.get(id(found)) or self._prompts.get(prefill)) is None:
+            num_tokens, num_known = self._demand.num_tokens, self._tokens(found.num_there, prefill.block_size)
+            if not (found.num_behind or self._owners_of_more(num_known)):
+                cost = self._alike[id(found)] = Cost(num_known=num_known, num_computed=num_tokens - num_known)
+                return cost
+            restored = self._restored_for(prefill, found)
             num_here = num_known + restored.num_tokens
+            holder = self._holder(prefill, num_here)
             taken = self._taken(prefill, holder, num_here) if holder else Taken()
-            self._prompts[prefill] = Cost(
-                num_waiting=prefill.work.outstanding_tokens,
+            cost = self._prompts[prefill] = Cost(
                 num_known=num_known,
                 num_restored=restored.num_tokens,
                 restoring=restored.time,
@@ -81,49 +95,75 @@ class Costs:
                 num_moved=taken.num_tokens,
                 moving=max(taken.num_tokens / MOVED_AT_ONCE, taken.time),
             )
-        return self._prompts[prefill]
+        return cost
 
     def moving(self, decode: Member, gb_per_s: float) -> float:
         """Return the cost of moving the prompt's KV from another pool to a decode worker's: as it takes, if known.
 
         Blocks that are there already are not moved.
         """
-        moved = self._moved_to(decode)
-        least = moved.num_tokens / MOVED_AT_ONCE
-        if not gb_per_s or not self._token_us:
-            return least
-        return max(least, pull_us(moved.num_bytes, gb_per_s) / self._token_us)
+        key = id(self._found_for(decode)), id(decode.layout), gb_per_s
+        if (cost := self._moving.get(key)) is None:
+            moved, token_us = self._moved_to(decode), self._roster.token_us  # of all: costs of all pairs have one unit
+            cost = moved.num_tokens / MOVED_AT_ONCE
+            if gb_per_s and token_us:
+                cost = max(cost, pull_us(moved.num_bytes, gb_per_s) / token_us)
+            self._moving[key] = cost
+        return cost
 
     def holder_for(self, prefill: Member) -> Member | None:
-        """Return the decode worker to take blocks from: one with more than the prefill worker has or restores.
+        """Return the decode worker to take blocks from: one with more than the prefill worker has or restores."""
+        cost = self.prompt(prefill)
+        return self._holder(prefill, cost.num_known + cost.num_restored)
+
+    def most_held(self, role: Role) -> int:
+        """Return the most tokens of the prompt in a pool of some worker of a role, or in host memory behind."""
+        pools = self._roster.by_pool(role).keys()
+        return next((tokens for tokens, holding in self._held.items() if not pools.isdisjoint(holding)), 0)
+
+    def ahead(self) -> tuple[Set[Member], float]:
+        """Return the prefill workers of the few pools with most of the prompt, and a bound.
+
+        The prompt costs no less than the bound at any other worker, without waiting.
+        """
+        workers: set[Member] = set()
+        prefills, num_tokens, most = self._roster.by_pool(Role.PREFILL), self._demand.num_tokens, 0
+        for tokens, pools in self._held.items():
+            if len(workers) + len(pools) > MAX_AHEAD:
+                most = tokens
+                break
+            workers.update(worker for pool in pools for worker in prefills.get(pool, ()))
+        num_taken = max(0, self.most_taken - most)
+        return workers, num_tokens - most - num_taken + num_taken / MOVED_AT_ONCE
+
+    def _look(self) -> None:
+        held: dict[int, list[PoolName]] = {}
+        for text in self._demand.texts:
+            for found, pools in self._pool.prefixes.holding(text, self._demand.num_tokens).items():
+                self._found |= dict.fromkeys(pools, found)
+                num_tokens = self._tokens(found.num_there + found.num_behind, text.block_size)
+                held[num_tokens] = held.get(num_tokens, []) + pools
+        self._held = dict(sorted(held.items(), reverse=True))
+
+    def _holder(self, prefill: Member, num_here: int) -> Member | None:
+        """Return the best holder for a prefill worker with `num_here` tokens.
 
         Of the `MAX_HOLDERS` with most, the one from which taking saves most time, by the speeds known. The prefill
         worker itself decides whether to take the blocks.
         """
-        if not (prefill.ready.takes_replies and self._owners):
+        if not prefill.ready.takes_replies or self._demand.num_tokens < prefill.ready.prefix_min_tokens:
             return None
-        num_here = self._known_by(prefill) + self._restored_for(prefill).num_tokens
         partners, held = self._pool.paths.partners(prefill), list[Member]()
-        for owner in self._owners:
-            if len(held) == MAX_HOLDERS or self._found_by(prefill, owner, self._demand.num_tokens - 1) <= num_here:
-                break
+        for owner in self._owners_of_more(num_here):
             if owner in partners and owner.pool != prefill.pool:
                 held.append(owner)
+                if len(held) == MAX_HOLDERS:
+                    break
         return max(held, key=lambda owner: self._saved_us(prefill, owner, num_here), default=None)
-
-    @cached_property
-    def _owners(self) -> list[Member]:
-        """Decode workers whose pools hold some of the prompt, the most first."""
-        if not self._demand.texts:
-            return []
-        most, decodes = self._demand.num_tokens - 1, [w for w in self._pool if w.ready.role is Role.DECODE]
-        found = [(self._found_by(worker, worker, most), worker) for worker in decodes]
-        owners = sorted((each for each in found if each[0]), key=lambda each: -each[0])
-        return [worker for _, worker in owners]
 
     def _taken(self, prefill: Member, holder: Member, num_here: int) -> Taken:
         """Return what is taken from the holder's pool, by the rule and the speeds of the prefill worker itself."""
-        num_taken = self._found_by(prefill, holder, self._demand.num_tokens - 1) - num_here
+        num_taken = self._tokens(self._found[holder.pool].num_there, prefill.block_size) - num_here
         path, speeds, block_size = self._pool.paths.find(prefill, holder), prefill.speeds, prefill.block_size
         if path is None or not path.gb_per_s:
             return Taken()
@@ -139,69 +179,46 @@ class Costs:
         rate, block_us = self._pool.paths.rate(prefill, holder), prefill.speeds.block_us
         if not rate or not block_us:
             return 0.0
-        num_taken = self._found_by(prefill, holder, self._demand.num_tokens - 1) - num_here
+        num_taken = self._tokens(self._found[holder.pool].num_there, prefill.block_size) - num_here
         num_places = num_taken // prefill.block_size
         return num_places * block_us - pull_us(bytes_to_resume(prefill.ready.kv_layout, num_places), rate)
 
     def _moved_to(self, decode: Member) -> Moved:
         """Return what has to be moved into the decode worker's pool from any other."""
-        if decode.pool not in self._moved:
-            found, block_size = self._look(decode, decode)
-            num_tokens, layout = self._demand.num_tokens, decode.ready.kv_layout
-            num_places = -(-num_tokens // decode.block_size)
-            num_alike = min(found.num_alike, num_places)
-            self._moved[decode.pool] = Moved(
-                num_tokens - min(num_alike * block_size, num_tokens), bytes_to_resume(layout, num_places, num_alike)
-            )
-        return self._moved[decode.pool]
+        block_size, num_tokens = decode.block_size, self._demand.num_tokens
+        num_places = -(-num_tokens // block_size)
+        num_alike = min(self._found_for(decode).num_alike, num_places)
+        num_moved = num_tokens - min(num_alike * block_size, num_tokens)
+        return Moved(num_moved, bytes_to_resume(decode.layout, num_places, num_alike))
 
-    @cached_property
-    def _token_us(self) -> float:
-        """Time to compute a prompt token where that is fastest, 0 if unknown: costs of all pairs have one unit."""
-        known = [w.speeds.block_us / w.block_size for w in self._pool if w.speeds.block_us]
-        return min(known, default=0.0)
-
-    def _known_by(self, worker: Member) -> int:
-        """Return tokens cached in the worker's pool; at least one token of a prompt is always computed."""
-        return self._found_by(worker, worker, self._demand.num_tokens - 1)
-
-    def _restored_for(self, worker: Member) -> Restored:
+    def _restored_for(self, worker: Member, found: Found) -> Restored:
         """Return tokens restored from host memory by the worker's memory server, none if copying is not worthwhile."""
-        found, block_size = self._look(worker, worker)
-        most = (self._demand.num_tokens - 1) // block_size if block_size else 0
-        num_blocks = min(found.num_there + found.num_behind, most) - found.num_there
+        block_size = worker.block_size
+        num_blocks = self._tokens(found.num_there + found.num_behind, block_size) // block_size - found.num_there
         num_parked = min(found.num_parked, num_blocks)
         if num_parked <= 0 or not is_restore_faster(num_parked, block_size, worker.speeds.block_us, found.copy_us):
             return Restored()
         time = restore_us(num_parked, found.copy_us) / worker.speeds.block_us * block_size
         return Restored(num_blocks * block_size, time)
 
-    def _found_by(self, worker: Member, owner: Member, most: int) -> int:
-        """Return prompt tokens, at most `most`, that `worker` finds in the pool of `owner`."""
-        found, block_size = self._look(worker, owner)
-        return min(found.num_there, most // block_size) * block_size if block_size else 0
+    def _owners_of_more(self, num_tokens: int) -> list[Member]:
+        """Return decode workers whose pools hold more tokens of the prompt, the most first."""
+        if num_tokens >= self.most_taken:
+            return []
+        if num_tokens not in self._owners:
+            decodes, found = self._roster.by_pool(Role.DECODE), []
+            pools = (pool for most, pools in self._held.items() if most > num_tokens for pool in pools)
+            for owner in (owner for pool in pools for owner in decodes.get(pool, ())):
+                if (num_there := self._tokens(self._found_for(owner).num_there, owner.block_size)) > num_tokens:
+                    found.append((-num_there, owner.number, owner))
+            self._owners[num_tokens] = [owner for *_, owner in sorted(found)]
+        return self._owners[num_tokens]
 
-    def _look(self, worker: Member, owner: Member) -> tuple[Found, int]:
-        """Return the prompt's cached blocks in the owner's pool, and tokens in a block, 0 without a lookup."""
-        if worker not in self._texts:
-            is_long = self._demand.num_tokens >= worker.ready.prefix_min_tokens
-            self._texts[worker] = self._demand.text_in(worker.ready.kv_layout) if is_long else None
-        if (text := self._texts[worker]) is None:
-            return NOTHING, 0
-        pool = owner.pool
-        if (found := self._found.get(pool)) is None:
-            most = (self._demand.num_tokens - 1) // worker.block_size
-            found = self._found[pool] = self._pool.prefixes.find(pool, text.keys, most)
-        return found, worker.block_size
+    def _found_for(self, worker: Member) -> Found:
+        """Return the prompt's cached blocks in a worker's pool; for a short prompt none are looked for."""
+        is_long = self._demand.num_tokens >= worker.ready.prefix_min_tokens
+        return self._found.get(worker.pool, NOTHING) if is_long else NOTHING
 
-
-def decode_load(worker: Member) -> float:
-    """Return the highest utilization of rows and memory; 1 is full.
-
-    Blocks count if held now or expected to be held, of each group by its share of the memory that the groups divide.
-    """
-    ready, work = worker.ready, worker.work
-    num_free = ready.num_blocks if worker.beat is None else worker.beat.num_free_blocks
-    groups = zip(ready.num_blocks, num_free, work.expected_blocks, strict=False)  # a heartbeat is unchecked
-    shares = [max(count - free, expected) / max(1, count) for count, free, expected in groups]
-    return max(work.num_assigned / max(1, ready.max_num_seqs), sum(shares))
+    def _tokens(self, num_places: int, block_size: int) -> int:
+        """Return tokens in the first places; at least one token of a prompt is always computed."""
+        return min(num_places, (self._demand.num_tokens - 1) // block_size) * block_size

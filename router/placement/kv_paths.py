@@ -1,7 +1,7 @@
 """Registry of KV paths from prefill to decode workers, as reported by the decode workers."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 
 from common.wire.messages.operator import MAX_WORKERS
 from common.wire.messages.worker import KVPathReport, Role
@@ -41,7 +41,8 @@ class KVPaths:
     def add_worker(self, worker: Member) -> None:
         """Apply reports received about a worker before its registration."""
         self._partners[worker] = set()
-        self._by_rate[worker] = {}
+        if worker.ready.role is Role.DECODE:
+            self._by_rate[worker] = {}
         for report in self._reports.get((worker.id, worker.epoch), {}).values():
             self._link(report)
 
@@ -75,6 +76,12 @@ class KVPaths:
         """Return the report about the path between two workers, None before the first report."""
         return self._reports.get((prefill.id, prefill.epoch), {}).get((decode.id, decode.epoch))
 
+    def num_tried(self, prefills: Iterable[Member], decodes: Iterable[Member]) -> int:
+        """Count the paths with a report from some prefill workers to some decode workers."""
+        identities = {(decode.id, decode.epoch) for decode in decodes}
+        tried = (self._reports.get((prefill.id, prefill.epoch), {}).keys() for prefill in prefills)
+        return sum(len(identities & some) for some in tried if some)
+
     def transport(self, prefill: Member, decode: Member) -> str:
         """Return the transport of KV blocks between two workers, "none" for a worker that does both."""
         report = self.find(prefill, decode)
@@ -95,6 +102,16 @@ class KVPaths:
     def by_rate(self, decode: Member) -> Mapping[float, Set[Member]]:
         """Return prefill workers of other pools with a proven path to a decode worker, by `rate`."""
         return self._by_rate.get(decode, {})
+
+    def count(self, prefills: Collection[Member], decodes: Collection[Member]) -> int:
+        """Count the proven paths from some prefill workers to some decode workers."""
+        num_from = sum(map(len, map(self._partners.__getitem__, prefills)))
+        if len(decodes) == len(self._by_rate):  # all
+            return num_from
+        among, others = set(prefills), self._by_rate.keys() - decodes
+        if len(others) > len(decodes):
+            return sum(len(among & self.partners(decode)) for decode in decodes)
+        return num_from - sum(len(among & self.partners(decode)) for decode in others)
 
     def is_proven(self, prefill: Member, decode: Member) -> bool:
         return decode in self.partners(prefill)

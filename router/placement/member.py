@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from common.wire.messages.worker import Heartbeat, WorkerReady
 from common.wire.messages.worker_id import connection_of
-from common.wire.values.kv_layout import Counts
-from router.placement.prefix_map import PoolName
+from common.wire.values.kv_layout import Counts, KVLayout
+from router.placement.predictions import PoolName
 
 NO_TRANSPORT = "none"
 
@@ -40,10 +40,11 @@ class Speeds(NamedTuple):
 UNKNOWN = Speeds()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Work:
     """Counters of sequences assigned to a worker and not yet released; changed by `Ledger` alone."""
 
+    member: "Member" = field(repr=False)
     outstanding_tokens: int = 0  # prompt tokens sent, first output token not seen yet
     num_outstanding: int = 0  # prompts counted in `outstanding_tokens`
     overtaking: list[int] = field(default_factory=list)  # lengths of prompts sent ahead of their turn, ascending
@@ -52,34 +53,59 @@ class Work:
     num_unproven: int = 0  # sequences without progress yet
     has_trial: bool = False  # the only unproven sequence is on trial; nothing may join
 
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        self.member.changed.add(self.member)
+
+
+@dataclass(slots=True)
+class Outputs:
+    """Count of output tokens of the assigned sequences, apart because each token changes it."""
+
+    num_tokens: int = 0
+
+
+CHOSEN_BY = frozenset({"ready", "beat", "draining", "need", "silent", "last_turn", "speeds"})
+"""Fields of a member on which choices depend, besides its work."""
+
 
 @dataclass(slots=True, eq=False)
 class Member:
     """An incarnation of a worker: its id with an epoch."""
 
+    changed: "set[Member]" = field(default_factory=set, kw_only=True, repr=False)
+    """Where the member adds itself when anything changes on which choices depend."""
     ready: WorkerReady
     last_seen_s: float
     joined_s: float = 0.0
+    number: int = 0  # of all workers that ever joined
     beat: Heartbeat | None = None
     draining: bool = False
     asked_to_leave_s: float = -math.inf  # last request to leave
     replaced: bool = False  # by a new incarnation while alive
     need: Need | None = None  # a standby with a need serves like an ordinary worker
     silent: bool = False  # gets no new work until the next heartbeat
-    work: Work = field(default_factory=Work)
-    num_outputs: int = 0  # output tokens of the assigned sequences
+    work: Work = field(init=False)
+    outputs: Outputs = field(default_factory=Outputs)
     last_turn: int = 0  # turn of the last choice; breaks ties, so idle workers alternate
     speeds: Speeds = UNKNOWN
+    layout: KVLayout = field(init=False)  # an object that workers share if it is equal
     block_size: int = field(init=False)  # tokens of a block
     pool: PoolName = field(init=False)
     """Owner of the worker's KV blocks; workers with a common pool share prefixes and hand over without copying."""
 
     def __post_init__(self) -> None:
         ready = self.ready
-        self.block_size = ready.kv_layout.block_size
+        self.layout = ready.kv_layout
+        self.block_size = self.layout.block_size
         owner = (ready.memory_server_id, ready.pool_id) if ready.memory_server_id else (ready.worker_id, ready.epoch)
         self.pool = owner
-        self.work.expected_blocks = self.ready.kv_layout.nothing
+        self.work = Work(self, expected_blocks=self.layout.nothing)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name in CHOSEN_BY:
+            self.changed.add(self)
 
     @property
     def id(self) -> str:

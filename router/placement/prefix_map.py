@@ -9,10 +9,9 @@ Short keys identify blocks (`text_keys`). An entry takes about 100 bytes. Eight 
 twice as many blocks in host memory take another 80 MB.
 """
 
-import math
 import time
 from array import array
-from collections import OrderedDict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -24,16 +23,16 @@ from common.wire.values.block_key import short_keys_in_group
 from common.wire.values.fields import MAX_INT32
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.resumption import needed, resumable
+from router.placement.predictions import MOMENT_S, PoolName, Prediction, Predictions
+from router.placement.text_keys import TextKeys
 from router.placement.text_places import Sets, are_in, places_in
 
-MOMENT_S = 1.0
-"""Seconds for a report to arrive after the end of its request."""
 MAX_REPORTED = 1 << 21
 """Reported blocks of all pools together. Beyond, the reports of the server with the most blocks are dropped."""
 MAX_PREDICTED = 1 << 17
 """Predicted blocks of a pool."""
-PoolName = tuple[str, int]
-"""Id of the pool's owner, and the pool's id or the owner's epoch."""
+MAX_RUNS = 64
+"""Beginnings of texts remembered for a pool."""
 
 
 class Found(NamedTuple):
@@ -49,77 +48,19 @@ class Found(NamedTuple):
 NOTHING = Found()
 
 
-class Prediction:
-    """Blocks expected in a pool after a request."""
-
-    __slots__ = ("keys", "num_latest", "over_s", "pool")
-
-    def __init__(self, pool: PoolName, keys: Iterable[int]) -> None:
-        self.pool, self.keys = pool, array("Q", keys)
-        self.num_latest = len(self.keys)  # keys neither reported yet nor in a later prediction
-        self.over_s = math.inf  # when the request ended
-
-
-class Predictions:
-    """Predicted blocks of a pool, each in its latest prediction."""
-
-    def __init__(self) -> None:
-        self.latest: dict[int, Prediction] = {}  # by key
-        self._all: OrderedDict[Prediction, None] = OrderedDict()  # oldest first
-        self._over: deque[Prediction] = deque()  # of ended requests, oldest first; their blocks must be reported soon
-
-    def add(self, prediction: Prediction, most_blocks: int) -> None:
-        """Add a prediction; the oldest give way when more than `most_blocks` are predicted."""
-        for key in prediction.keys:
-            self.settle(key)
-            self.latest[key] = prediction
-        if prediction.keys:
-            self._all[prediction] = None
-        while len(self.latest) > most_blocks:
-            self._drop(next(iter(self._all)))
-
-    def settle(self, key: int) -> None:
-        """Take a key out of its prediction, because of a report or a later prediction."""
-        if (prediction := self.latest.pop(key, None)) is not None:
-            prediction.num_latest -= 1
-            if not prediction.num_latest:
-                self._all.pop(prediction, None)
-
-    def await_report(self, prediction: Prediction) -> None:
-        """Drop an ended request's prediction `MOMENT_S` after its end."""
-        self._over.append(prediction)
-
-    def drop_late(self, now_s: float) -> None:
-        """Drop predictions not confirmed within `MOMENT_S` after the end of their requests."""
-        while self._over and self._over[0].over_s <= now_s - MOMENT_S:
-            self._drop(self._over.popleft())
-
-    def drop_ended(self) -> None:
-        """Drop the predictions of all ended requests."""
-        for prediction in [prediction for prediction in self._all if prediction.over_s < math.inf]:
-            self._drop(prediction)
-
-    def keep_ended(self) -> None:
-        """Keep predictions of ended requests until newer predictions fill the pool, because no reports come."""
-        self._over.clear()
-
-    def _drop(self, prediction: Prediction) -> None:
-        self._all.pop(prediction, None)
-        for key in prediction.keys:
-            if self.latest.get(key) is prediction:
-                del self.latest[key]
-
-
 class PoolContents:
     """Known and predicted blocks of a pool."""
 
     def __init__(self, pool: PoolName, num_blocks: int, layout: KVLayout | None = None) -> None:
         self.pool, self.num_blocks, self.layout = pool, num_blocks, layout
+        self.is_plain = layout is None or layout.is_plain  # each full block is a single key
         self.is_reported = False  # the memory server reports blocks
         self.reported: set[int] = set()
         self.parked: set[int] = set()  # reported blocks in host memory only
         self.copy_us = 0  # to restore a parked block; 0 if unknown
-        self._predictions = Predictions()
+        self.runs: dict[int, bytes] = {}  # by first key: keys of beginnings of texts, all of whose blocks are there
+        self._predictions = Predictions(self.runs.clear)
+        self.predicted = self._predictions.latest
 
     @property
     def is_overfull(self) -> bool:
@@ -131,18 +72,31 @@ class PoolContents:
         """Reported blocks, in the pool or in host memory."""
         return len(self.reported) + len(self.parked)
 
-    def find(self, keys: Sequence[int], now_s: float, most: int = MAX_INT32) -> Found:
-        """Return the cached blocks of a text; of layouts with other than append-only groups, at most `most`."""
+    def find(self, keys: Sequence[int], now_s: float, most: int = MAX_INT32, num_known: int = 0) -> Found:
+        """Return the cached blocks of a text; of layouts with other than append-only groups, at most `most`.
+
+        Args:
+            num_known: first blocks known to be there.
+        """
         self._predictions.drop_late(now_s)
-        if not self._is_plain:
+        if not self.is_plain:
             return self._find_resumable(keys, most)
-        num_there = self._num_there(keys, 0)
+        num_there = self._num_there(keys, num_known)
         end, num_parked = num_there, 0
         while end < len(keys) and keys[end] in self.parked:
             begin, end = end, next((n for n in range(end, len(keys)) if keys[n] not in self.parked), len(keys))
             num_parked += end - begin
             end = self._num_there(keys, end)
-        return Found(num_there, end - num_there, num_parked, self.copy_us, num_there)
+        return Found(num_there, end - num_there, num_parked, self.copy_us if num_parked else 0, num_there)
+
+    def remember(self, first: int, run: bytes) -> None:
+        """Remember the keys of a text's beginning, which other pools have as well, until a block goes."""
+        if len(self.runs) >= MAX_RUNS:
+            self.runs.clear()
+        self.runs[first] = run
+
+    def drop_late(self, now_s: float) -> None:
+        self._predictions.drop_late(now_s)
 
     def predict(self, keys: Sequence[int], num_places: int = MAX_INT32, *, has_states: bool = False) -> Prediction:
         """Predict that the blocks of a text not reported yet will be in the pool, and return the prediction.
@@ -174,14 +128,16 @@ class PoolContents:
         """Apply a sealed, parked or evicted event to the blocks with these keys."""
         match event:
             case BlockEvent.SEALED:
-                for key in keys if self._predictions.latest else ():
+                for key in keys if self.predicted else ():
                     self._predictions.settle(key)
                 self.reported.update(keys)
                 self.parked.difference_update(keys)
             case BlockEvent.PARKED:
+                self.runs.clear()
                 self.reported.difference_update(keys)
                 self.parked.update(keys)
             case BlockEvent.GONE:
+                self.runs.clear()
                 self.reported.difference_update(keys)
                 self.parked.difference_update(keys)
 
@@ -193,18 +149,13 @@ class PoolContents:
 
     def _num_there(self, keys: Sequence[int], begin: int) -> int:
         """Return the end of the run of cached blocks that starts at `begin`."""
-        reported, predicted = self.reported, self._predictions.latest
+        reported, predicted = self.reported, self.predicted
         if reported.issuperset(keys[begin:]):  # the common case of a known text, without a loop in Python
             return len(keys)
         for number in range(begin, len(keys)):
             if keys[number] not in reported and keys[number] not in predicted:
                 return number
         return len(keys)
-
-    @property
-    def _is_plain(self) -> bool:
-        """Tell whether each full block is a single key, so a text can be resumed behind any."""
-        return self.layout is None or self.layout.is_plain
 
     def _expected(self, keys: Sequence[int], num_places: int, *, has_states: bool) -> Iterable[Sequence[int]]:
         """Yield keys of the blocks of a text with these keys, resumable behind `num_places` places."""
@@ -217,7 +168,7 @@ class PoolContents:
 
     def _find_resumable(self, keys: Sequence[int], most: int) -> Found:
         assert self.layout is not None, "the layout is not plain"
-        here = (self.reported, self._predictions.latest)
+        here = (self.reported, self.predicted)
         have = places_in(self.layout, keys, here)
         num_there = resumable(self.layout, [of_group[:most] for of_group in have]).num_places
         num_alike = max(num_there, resumable(self.layout, have).num_alike)
@@ -240,6 +191,7 @@ class PoolContents:
         return num_slots
 
     def _void(self) -> None:
+        self.runs.clear()
         self.reported.clear()
         self.parked.clear()
         self.copy_us = 0
@@ -250,6 +202,8 @@ class PrefixMap:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._pools: dict[PoolName, PoolContents] = {}
+        self._layouts: dict[KVLayout, KVLayout] = {}  # each is there once
+        self._ended = deque[Prediction]()  # whose pools may have late ones, the first first
         self._clock = clock
 
     def add(self, pool: PoolName, num_blocks: int, layout: KVLayout | None = None) -> None:
@@ -258,8 +212,13 @@ class PrefixMap:
         Args:
             layout: of the pool; None for a group of append-only blocks.
         """
+        layout = layout and self.shared(layout)
         contents = self._pools.setdefault(pool, PoolContents(pool, num_blocks, layout))
         contents.num_blocks = max(contents.num_blocks, num_blocks)
+
+    def shared(self, layout: KVLayout) -> KVLayout:
+        """Return the same object for each equal layout."""
+        return self._layouts.setdefault(layout, layout)
 
     def keep(self, pools: Collection[PoolName]) -> None:
         """Drop all pools but these."""
@@ -284,6 +243,50 @@ class PrefixMap:
         contents = self._pools.get(pool)
         return contents.find(keys, self._clock(), most) if contents is not None else NOTHING
 
+    def holding(self, text: TextKeys, num_tokens: int) -> dict[Found, list[PoolName]]:
+        """Return the pools that have blocks of a prompt of `num_tokens` tokens, by what they have.
+
+        Many pools may have the beginning of many prompts. Each remembers such beginnings while no block goes, and only
+        the place behind is looked at.
+        """
+        found: defaultdict[Found, list[PoolName]] = defaultdict(list)
+        if not text.keys or (layout := self._layouts.get(text.layout)) is None:
+            return found
+        self._drop_late()
+        keys, packed, now_s, most = text.keys, text.keys.tobytes(), self._clock(), (num_tokens - 1) // text.block_size
+        by_run: defaultdict[bytes, list[PoolContents]] = defaultdict(list)
+        first, size = keys[0], keys.itemsize
+        for contents in self._with_beginning(keys[:1], layout):
+            by_run[contents.runs.get(first, b"")].append(contents)
+        runs: dict[int, bytes] = {}  # beginnings of this text, by length
+        for run, pools in by_run.items():
+            known = len(run) // size if packed.startswith(run) else 0
+            further = set(pools)
+            if known:
+                runs[known], further = run, set(_having(pools, keys[known]) if known < len(keys) else ())
+                found[Found(known, num_alike=known)] += [each.pool for each in pools if each not in further]
+            for contents in further:
+                here = contents.find(keys, now_s, most, known)
+                found[here].append(contents.pool)
+                if contents.is_plain and (num_there := here.num_there) > known:
+                    if num_there in runs:
+                        contents.remember(first, runs[num_there])
+                    runs.setdefault(num_there, packed[: num_there * size])
+        return found
+
+    def _with_beginning(self, first: "array[int]", layout: KVLayout) -> Collection[PoolContents]:
+        """Return the pools of a layout that may have blocks of a text with this first key."""
+        pools, number = [contents for contents in self._pools.values() if contents.layout is layout], layout.main
+        if not layout.groups[number].is_append_only:
+            return pools
+        return _having(pools, *(short_keys_in_group(first, number) if number else first))
+
+    def _drop_late(self) -> None:
+        now_s = self._clock()
+        while self._ended and self._ended[0].over_s <= now_s - MOMENT_S:
+            if (contents := self._pools.get(self._ended.popleft().pool)) is not None:
+                contents.drop_late(now_s)
+
     def predict(
         self, pool: PoolName, keys: Sequence[int], num_places: int = MAX_INT32, *, has_states: bool = False
     ) -> Prediction:
@@ -300,6 +303,7 @@ class PrefixMap:
         """Record the end of the request of a prediction."""
         if (contents := self._pools.get(prediction.pool)) is not None:
             contents.end(prediction, self._clock())
+            self._ended.append(prediction)
 
     @property
     def num_reported(self) -> int:
@@ -311,3 +315,8 @@ class PrefixMap:
         pools = [contents for (owner, _), contents in self._pools.items() if owner == server_id]
         reported = [contents for contents in pools if contents.is_reported]
         return (sum(len(c.reported) for c in reported), sum(len(c.parked) for c in reported)) if reported else None
+
+
+def _having(pools: Iterable[PoolContents], key: int) -> list[PoolContents]:
+    """Return the pools in which a block is there, expected or in host memory."""
+    return [each for each in pools if key in each.reported or key in each.predicted or key in each.parked]

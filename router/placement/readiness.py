@@ -133,10 +133,10 @@ def _no_handoffs(workers: Iterable[Member], paths: KVPaths) -> Iterable[Problem]
     if not prefills:
         text = "no prefill worker serves: decode workers compute prompts between the tokens of others; start one: "
         yield Problem(Kind.NO_PREFILL_WORKER, f"{text}python -m prefill_worker")
-    elif untried := [(p, d) for p in prefills for d in decodes if paths.find(p, d) is None]:
-        prefill, decode = untried[0]
+    elif num_untried := len(prefills) * len(decodes) - paths.num_tried(prefills, decodes):
+        prefill, decode = next((p, d) for p in prefills for d in decodes if paths.find(p, d) is None)
         text = f"the KV path from {prefill.id} to {decode.id} has not been proven yet"
-        yield Problem(Kind.KV_PATH_UNPROVEN, text, len(untried))
+        yield Problem(Kind.KV_PATH_UNPROVEN, text, num_untried)
 
 
 def _failed(reports: Collection[KVPathReport]) -> Iterable[Problem]:

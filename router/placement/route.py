@@ -77,7 +77,11 @@ class Cost(NamedTuple):
     @property
     def total(self) -> float:
         """The whole cost, as tokens computed in an equal time."""
-        prompt = self.num_waiting + self.num_computed + self.restoring
+        return self.total_behind(self.num_waiting)
+
+    def total_behind(self, num_waiting: int) -> float:
+        """Return the whole cost if so many tokens wait at the prefill worker."""
+        prompt = num_waiting + self.num_computed + self.restoring
         return prompt + self.moving + LOAD_TOKENS * self.load
 
     def __str__(self) -> str:

@@ -31,6 +31,7 @@ class Standbys:
     def __init__(self, is_proven: IsProven, clock: Callable[[], float]) -> None:
         self._is_proven = is_proven
         self._clock = clock
+        self.num_there = 0  # registered ones, in reserve or needed
         self.num_needed = Counter[Role]()  # needs since the router's start
 
     def review(self, workers: Collection[Member], cause: str) -> None:
@@ -39,7 +40,7 @@ class Standbys:
         Args:
             cause: description of the event, for the log.
         """
-        if not any(worker.ready.standby for worker in workers):
+        if not self.num_there:
             return
         there = [worker for worker in workers if not (worker.draining or worker.silent)]
         reserve = reserve_of(there, self._is_proven)

@@ -17,6 +17,7 @@ from router.placement.kv_paths import KVPaths
 from router.placement.member import Member
 from router.placement.prefix_map import PrefixMap
 from router.placement.readiness import Readiness, ReadinessLog, readiness_of
+from router.placement.roster import Roster
 from router.placement.route import Route
 from router.placement.standby import Standbys
 
@@ -96,6 +97,7 @@ class WorkerPool:
 
     def __init__(self, net: NetSection, prefill_window: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._net, self.prefill_window, self.clock = net, prefill_window, clock
+        self.roster = Roster(prefill_window)
         self._workers: dict[str, Member] = {}
         self._readiness_log = ReadinessLog(clock)
         self.paths = KVPaths(self.get)
@@ -121,9 +123,12 @@ class WorkerPool:
 
     def add(self, ready: WorkerReady, now_s: float) -> Member:
         """Register a worker; the caller has removed any earlier incarnation."""
-        worker = self._workers[ready.worker_id] = Member(ready, now_s, joined_s=now_s)
+        worker = self._workers[ready.worker_id] = Member(ready, now_s, joined_s=now_s, changed=self.roster.changed)
+        self.roster.add(worker)
         self.paths.add_worker(worker)
-        self.prefixes.add(worker.pool, sum(ready.num_blocks), ready.kv_layout)
+        worker.layout = self.prefixes.shared(worker.layout)
+        self.prefixes.add(worker.pool, sum(ready.num_blocks), worker.layout)
+        self.standbys.num_there += ready.standby > 0
         self._review(f"{worker} joined")
         return worker
 
@@ -151,6 +156,8 @@ class WorkerPool:
         """Forget a worker, its path reports, and reports about its paths."""
         if self._workers.get(worker.id) is worker:
             del self._workers[worker.id]
+            self.standbys.num_there -= worker.ready.standby > 0
+        self.roster.remove(worker)
         self.paths.remove_worker(worker)
         self.prefixes.keep({other.pool for other in self})
         self._review(f"{worker} is gone")
@@ -161,9 +168,17 @@ class WorkerPool:
         The prefill worker may be unknown, because after a restart of the router either side registers first.
         """
         worker = self.get(report.worker_id, report.epoch)
-        if worker is None or worker.ready.role is not Role.DECODE or not self.paths.receive(report):
+        if worker is None or worker.ready.role is not Role.DECODE:
             return False
-        self._review(f"the KV path {report.prefill_worker_id} -> {report.worker_id} was tried")
+        takes_handoffs, num_failed = (
+            any(each.is_serving for each in self.paths.partners(worker)),
+            len(self.paths.failed),
+        )
+        if not self.paths.receive(report):
+            return False
+        is_further = takes_handoffs and not report.error and len(self.paths.failed) == num_failed
+        if not is_further or self.standbys.num_there:
+            self._review(f"the KV path {report.prefill_worker_id} -> {report.worker_id} was tried")
         return True
 
     def losses(self, now_s: float) -> list[Loss]:

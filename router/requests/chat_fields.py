@@ -64,6 +64,7 @@ CHAT_FIELDS = Table(
     Field("safety_identifier", string(MAX_KEY_CHARS), None, TAKEN),
     Field("service_tier", one_of(*TIERS), None, TAKEN),
     Field("chat_template", only(remedy="the model's own is used, never a client's")),
+    Field("enable_thinking", only(remedy="send it in chat_template_kwargs")),
     Field("parallel_tool_calls", BOOLEAN, True, PARALLEL_ABOUT),
     Field("functions", only([], remedy="send tools")),
     Field("function_call", only("none", "auto", remedy="send tool_choice")),

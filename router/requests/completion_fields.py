@@ -83,6 +83,7 @@ GENERATION_FIELDS = (
     Field("logprob_token_ids", only()),
     Field("prompt_embeds", only(remedy="send the prompt as text or token ids")),
     Field("request_id", only(remedy="send it as the header X-Request-Id")),
+    Field("extra_body", only(remedy="send what is in it beside the other fields, as the openai package does")),
     Field("stream_interval", only(1)),
     Field("kv_transfer_params", only(remedy="workers settle among themselves where KV blocks go")),
     *STRUCTURED_FIELDS,

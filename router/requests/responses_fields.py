@@ -171,6 +171,14 @@ REASONING = Table(
     Field("mode", only("standard")),
 )
 STREAM_OPTIONS = Table(Field("include_obfuscation", BOOLEAN, False, f"{TAKEN}: no padding is sent"))
+OF_CHATS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+"""Fields that have another name here than in chats."""
 ALSO_OF_CHATS = (
     "chat_template_kwargs", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "stop", "include_stop_str_in_output",
@@ -219,4 +227,5 @@ RESPONSES_FIELDS = Table(
     Field("moderation", only()),
     Field("image", only({})),
     Field("access_programs", only({})),
+    *(Field(name, only(remedy=f"send {own}")) for name, own in OF_CHATS.items()),
 )

@@ -19,7 +19,8 @@ from common.wire.values.block_key import unpack_short_keys
 from common.wire.values.packing import unpack_ids
 from router.placement.capacity import has_choice
 from router.placement.member import Member
-from router.placement.prefix_map import MAX_REPORTED, PoolContents, PoolName
+from router.placement.predictions import PoolName
+from router.placement.prefix_map import MAX_REPORTED, PoolContents
 from router.placement.worker_pool import WorkerPool
 from router.workers.hub import SendTo
 from router.workers.memory_servers import MemoryServer, MemoryServers

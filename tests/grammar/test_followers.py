@@ -116,7 +116,7 @@ def test_a_tokenizer_that_cannot_be_read_is_a_reason_for_every_text(
         followers.ask(i, Follower(DIGITS), ())
     found = outcomes(followers, 5)
     assert len(found) == 5 and followers.num_pending == 0
-    assert all("error loading tokenizer" in outcome.problem for outcome in found.values())
+    assert all("error loading tokenizer" in outcome.problem and outcome.is_workers for outcome in found.values())
     assert "can follow no grammars" in caplog.text
     followers.ask(6, Follower(DIGITS), ())
     assert "error loading tokenizer" in outcomes(followers, 1)[6].problem

@@ -121,11 +121,18 @@ def test_a_replay_goes_on_behind_the_outputs(rig: GuidedRig) -> None:
     assert rig.followers.asked["a"][1] == [16, 17, 18, 19]
 
 
-@pytest.mark.parametrize("outcome", [Outcome(problem="no token can follow"), Outcome(is_over=True)])
-def test_a_grammar_without_a_beginning_fails_its_prompt(rig: GuidedRig, outcome: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (Outcome(problem="no token can follow"), ErrorCode.GRAMMAR),
+        (Outcome(is_over=True), ErrorCode.GRAMMAR),
+        (Outcome(problem="no grammars here", is_workers=True), ErrorCode.INTERNAL),
+    ],
+)
+def test_a_grammar_without_a_beginning_fails_its_prompt(rig: GuidedRig, outcome: Outcome, code: ErrorCode) -> None:
     rig.ask("a", 20, grammar="some")
     rig.followers.say("a", outcome)
-    rig.turn_until(lambda: rig.failed() == [("a", 0, ErrorCode.GRAMMAR)])
+    rig.turn_until(lambda: rig.failed() == [("a", 0, code)])
     assert not rig.steps and not rig.worker.scheduler.prompts
 
 

@@ -17,6 +17,7 @@ class Drain:
     def __init__(self, drain_s: float) -> None:
         self.drain_s = drain_s
         self.has_started = False  # the worker may own work
+        self.has_failed = False  # the start has ended with an error, and the process ends
         self.asked = False
         self.at_once = False
         self.reason = ""  # cause of the shutdown, for the farewell
@@ -61,6 +62,8 @@ class Drain:
         return self._begun and (is_late or not owns_something)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.has_failed:
+            return  # an exception would be a traceback of whatever the interpreter ends with
         if not self.has_started:
             logger.info("stopping before the start is complete")
             raise SystemExit(0)

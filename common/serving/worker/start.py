@@ -94,12 +94,10 @@ def worker_main(role: Role, description: str, build: Build) -> int:
         incarnation = _incarnation(config, role, worker_id, drain, start)
         start.ended("memory server")
         worker = _built(build, config, incarnation)
-    except (ConfigError, ModelError) as error:
+    except (ConfigError, ModelError, MemoryLost) as error:
+        drain.has_failed = True
         logger.error("%s", error)
-        return 2
-    except MemoryLost as error:
-        logger.error("%s", error)
-        return 1
+        return 1 if isinstance(error, MemoryLost) else 2
     drain.has_started = True
     freeze_and_trim()
     start.ended("registration")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from common.wire.values.output_token import OutputToken
-from router.placement.prefix_map import Prediction
+from router.placement.predictions import Prediction
 from router.placement.route import Route
 
 PROVING_TOKENS = 8

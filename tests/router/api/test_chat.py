@@ -225,6 +225,19 @@ def test_what_is_wrong_is_named(ours: Tokenizer, param: str, code: str, fields: 
     assert param in caught.value.message or code != "invalid_value"
 
 
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"enable_thinking": False}, "send it in chat_template_kwargs"),
+        ({"extra_body": {"top_k": 5}}, "send what is in it beside the other fields"),
+    ],
+)
+def test_a_field_in_the_wrong_place_is_told_the_right_one(ours: Tokenizer, fields: Any, remedy: str) -> None:
+    with pytest.raises(RequestError, match=remedy) as caught:
+        parse_conversation(json.dumps({"messages": [USER]} | fields).encode(), ours, MAX_MODEL_LEN)
+    assert (caught.value.param, caught.value.code) == (*fields, "unsupported_value")
+
+
 async def test_what_is_too_long_or_unknown_is_an_error_of_chats(cluster: Cluster) -> None:
     cases: list[tuple[str, str, dict[str, Any]]] = [
         ("messages", "context_length_exceeded", {"messages": [USER | {"content": "fox " * 600}]}),

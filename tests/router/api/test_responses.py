@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,12 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("include", "invalid_value", {"include": ["everything"]}),
     ("metadata", "invalid_value", {"metadata": {"a": 1}}),
-    ("max_tokens", "unknown_field", {"max_tokens": 3}),
-    ("messages", "unknown_field", {"messages": []}),
+    ("maximum", "unknown_field", {"maximum": 3}),
+]
+NAMES_OF_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 3}, "send max_output_tokens"),
+    ({"messages": []}, "send input"),
+    ({"response_format": {"type": "json_object"}}, r"send text\.format"),
 ]
 
 
@@ -168,6 +173,14 @@ async def test_what_cannot_be_done_is_refused_by_name(cluster: Cluster) -> None:
     for param, code, fields in REFUSED:
         status, body = await post(cluster, **fields)
         assert (status, body["error"]["param"], body["error"]["code"]) == (400, param, code), (fields, body)
+
+
+@pytest.mark.medium
+async def test_a_name_of_chats_is_told_its_own(cluster: Cluster) -> None:
+    for fields, remedy in NAMES_OF_CHATS:
+        status, body = await post(cluster, **fields)
+        assert (status, body["error"]["param"]) == (400, *fields)
+        assert re.search(remedy, body["error"]["message"]), body
 
 
 @pytest.mark.medium

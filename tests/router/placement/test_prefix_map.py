@@ -18,7 +18,8 @@ from common.wire.values.packing import pack_ids
 from router.placement.capacity import layouts
 from router.placement.choice import choose
 from router.placement.member import Member, Speeds
-from router.placement.prefix_map import MOMENT_S, NOTHING, PoolContents, PrefixMap
+from router.placement.predictions import MOMENT_S
+from router.placement.prefix_map import NOTHING, PoolContents, PrefixMap
 from router.placement.route import Demand, Route
 from router.placement.text_keys import TextKeys
 from router.placement.text_places import AT_ONCE

@@ -11,9 +11,9 @@ from common.wire.messages.worker import KVPathReport, Role, WorkerReady
 from common.wire.values.kv_layout import KVLayout
 from router.placement.capacity import max_model_len, most_tokens
 from router.placement.choice import FIRST_PATH_S, choose
-from router.placement.costs import decode_load
 from router.placement.member import NO_TRANSPORT, Member
 from router.placement.readiness import MAX_TOLD, SETTLING_S, Kind, Readiness
+from router.placement.roster import decode_load
 from router.placement.route import LEAST, Demand
 from router.placement.worker_pool import WorkerPool, forgive_silence
 from tests.support.layouts import state, window

@@ -13,7 +13,7 @@ from common.settings.config import NetSection
 from common.wire.messages.memory_reports import BlockEvent, KVEvents, MemoryReady
 from common.wire.messages.worker import KVEventsWanted, Message, Role
 from common.wire.values.packing import pack_ids
-from router.placement.prefix_map import MOMENT_S, PoolName, Prediction
+from router.placement.predictions import MOMENT_S, PoolName, Prediction
 from router.placement.worker_pool import WorkerPool
 from router.workers import kv_events
 from router.workers.hub import Links

@@ -27,7 +27,7 @@ from common.wire.messages.memory_reports import KVEvents
 from common.wire.messages.worker import KVEventsWanted
 from common.wire.values.block_key import unpack_short_keys
 from common.wire.values.fields import SHORT_KEY_BYTES
-from router.placement.prefix_map import MOMENT_S, Prediction
+from router.placement.predictions import MOMENT_S, Prediction
 from router.workers.kv_events import ASK_S
 from tests.memory.parties import Bytes
 from tests.memory.tiers import slow_tier

@@ -111,6 +111,19 @@ def test_a_worker_with_settings_that_serve_nothing_ends_with_2(
     assert start.worker_main(Role.PREFILL, "", build) == 2
 
 
+def test_a_signal_after_the_error_of_a_start_is_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor ends all others when one fails, and they may be ending by themselves."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr(sys, "argv", ["prefill_worker", "--model-path", "/no/such/model"])
+    try:
+        assert start.worker_main(Role.PREFILL, "", build) == 2
+        assert signal.getsignal(signal.SIGTERM) is not before[signal.SIGTERM]
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(
     ("mode", "problem"),
     [
