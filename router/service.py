@@ -114,9 +114,8 @@ class Service(HttpService):
         if config.router.front_endpoint:
             endpoint = resolved(config.router.front_endpoint, FRONT_SOCKET)
             self.front_hub = AsyncHub(config.net, endpoint, MAX_FRAME_BYTES)
-            self.fronts = Fronts(
-                config.router, config.net, self.tokenizer.info, self.dispatcher, self.front_hub.send, self, epoch
-            )
+            parts = config.router, config.net, self.tokenizer.info, self.dispatcher
+            self.fronts = Fronts(*parts, self.front_hub.send, self)
         lifecycle, scheduler = self.dispatcher.lifecycle, self.dispatcher.scheduler
         self._inquiries = Inquiries(config.net, self._send, lifecycle.active.get)
         self._reports = WorkerReports(lifecycle, scheduler, self.pool, self._send, self.tokenizer.info.vocab_size)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -12,9 +11,9 @@ from deploy.processes.console import Console
 from deploy.processes.early import FORK_SERVER, Early, begin, modules_for
 from deploy.processes.fork_server import order
 from deploy.processes.launch_plan import Kind, ProcessSpec
+from deploy.processes.mps_guard import adopt_orphans
 from deploy.processes.placement import Placement
 
-PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 IMPORT_DEADLINE_S = 60.0
 """Seconds for the first answer; imports may take 20 s with a cold page cache."""
 FORK_DEADLINE_S = 2.0
@@ -27,13 +26,6 @@ KILL_DEADLINE_S = 5.0
 def modules_of(placements: Sequence[Placement]) -> tuple[str, ...]:
     """Return the modules imported by the workers of these placements."""
     return modules_for(has_gpu=any(each.gpu is not None for each in placements))
-
-
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 class ForkServer:

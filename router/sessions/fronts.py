@@ -65,11 +65,10 @@ class Fronts:
         dispatcher: Dispatcher,
         send: SendTo,
         state: State,
-        epoch: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits, self._net, self._info, self._dispatcher = limits, net, info, dispatcher
-        self._send, self._state, self._epoch, self._clock = send, state, epoch, clock
+        self._send, self._state, self._clock = send, state, clock
         self._sessions: dict[str, Session] = {}  # by front
         self._tasks: set[asyncio.Task[None]] = set()
         self._checked_s = clock()
@@ -102,7 +101,7 @@ class Fronts:
                 hello, self._clock(), lambda message: self._tell(identity, message), self._dispatcher.scheduler.defer
             )
             logger.info("front %s joined, %s", hello.front_id, hello.url or "without a port")
-        self._send(identity, FrontWelcome(self._epoch, hello.epoch))
+        self._send(identity, FrontWelcome(hello.epoch))
         self._send_news(self._sessions[hello.front_id])
 
     def on_beat(self, identity: bytes, beat: FrontBeat) -> None:

@@ -16,8 +16,8 @@ from typing import BinaryIO, Protocol
 
 from deploy.processes.early import WORKER_MODULES
 from deploy.processes.fork_server import MAX_REQUEST_BYTES, order
-from deploy.processes.forks import adopt_orphans
 from deploy.processes.launch_plan import Kind, ProcessSpec
+from deploy.processes.mps_guard import adopt_orphans
 
 MODULES = (*WORKER_MODULES, "router.api.app", "uvloop", "common.memory.server.server")
 ROOT = Path(__file__).parents[2]

@@ -142,7 +142,6 @@ class FrontAsk(FromFront, tag=115):
 class FrontWelcome(WireStruct, tag=116):
     """dispatcher -> front: the session of the front's incarnation has begun."""
 
-    dispatcher_epoch: Epoch
     session: Epoch  # that of the `FrontHello`
 
 
