@@ -28,19 +28,19 @@ def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     assert weights_bytes(tmp_path, on_cpu("auto")) == 5
 
 
-@pytest.mark.parametrize("case", ["fp8-blocks", "awq-128", "nvfp4-modelopt"])
+@pytest.mark.parametrize("case", ["fp8-blocks", "awq-128", "nvfp4-modelopt", "mxfp8-compressed"])
 def test_a_quantized_checkpoint_takes_the_bytes_of_what_is_held(case: str, tmp_path: Path) -> None:
     """Some matrices stay in the checkpoint's form, others are made plain."""
     for name in ("packed", "plain"):
         shutil.copytree(DEMO_MODEL, tmp_path / name)
     pack_checkpoint(tmp_path / "packed", tmp_path / "plain", CASES[case]() if case in CASES else awq_128())
     config, path = read_model(tmp_path / "packed", on_cpu("packed")), tmp_path / "packed"
-    assert bool(config.kept) == (case != "nvfp4-modelopt")
+    assert bool(config.kept) == (case != "mxfp8-compressed")
     held_bytes = weights_bytes(path, on_cpu("packed"))
     assert held_bytes == pytest.approx(model_bytes(config, "bfloat16"), rel=0.01)
     assert read_shape(path, Target(None), quantization="packed").weight_bytes == held_bytes
     config_of = Config(model=ModelSection(path=str(path)))
-    on_gpu, on_a_cpu = (held_bytes_on(config_of, place_workers(1, 1, gpus)) for gpus in ([Gpu(0, 0)], []))
+    on_gpu, on_a_cpu = (held_bytes_on(config_of, place_workers(1, 1, gpus)) for gpus in ([Gpu(0, 0, (9, 0))], []))
     assert on_gpu == held_bytes == read_shape(path, Target((9, 0))).weight_bytes
     assert on_a_cpu == (held_bytes if case == "fp8-blocks" else weights_bytes(path, on_cpu("plain")))
     plain_bytes = weights_bytes(path, on_cpu("plain"))
