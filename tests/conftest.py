@@ -1,6 +1,7 @@
 """Fixtures that several rooms use."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ settings.load_profile("suite")
 def one_thread() -> None:
     """Other tests and the programs under test use the processors: threads for what is tiny would wait for them."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """A program's main, run by a test, sends the log to a descriptor; another test may get a file by its number."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -139,11 +139,14 @@ async def test_more_clients_than_descriptors_are_told_so(model_dir: Path, model:
                     await everyone.wait()
                     yield b'"max_tokens": 5}'
 
-                async def ask() -> int:
+                async def ask() -> int | None:
                     headers = {"Content-Type": "application/json"}
-                    async with session.post("/v1/completions", data=body(), headers=headers) as response:
-                        await response.read()
-                        return response.status
+                    try:
+                        async with session.post("/v1/completions", data=body(), headers=headers) as response:
+                            await response.read()
+                            return response.status
+                    except aiohttp.ClientConnectionError:
+                        return None  # connected, and had not asked when others needed its place
 
                 asked = [asyncio.create_task(ask()) for _ in range(400)]
                 await process.line_with(r"(refused, \d+ without a request closed; raise `ulimit -n`)")
@@ -155,7 +158,7 @@ async def test_more_clients_than_descriptors_are_told_so(model_dir: Path, model:
                     await asyncio.sleep(0.5)
                 everyone.set()
                 statuses = await asyncio.gather(*asked)
-                assert set(statuses) == {200, 429}
+                assert {200, 429} <= set(statuses) <= {200, 429, None}
                 assert statuses.count(200) >= 128
                 async with session.post("/v1/completions", json={"prompt": "the fox"}) as response:
                     assert response.status == 200
