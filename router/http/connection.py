@@ -6,7 +6,10 @@ aiohttp answers unreadable HTTP by itself, outside of middlewares. The parser ra
 """
 
 import asyncio
+import fcntl
 import logging
+import sys
+import termios
 from typing import Any
 
 from aiohttp import web
@@ -79,6 +82,14 @@ class Connection(web.RequestHandler):
     def is_busy(self) -> bool:
         """True while a request of the connection is read or answered."""
         return self._header_parser.num_unanswered > 0 or self._header_parser.num_begun_bytes > 0
+
+    @property
+    def has_unread(self) -> bool:
+        """True while bytes of the client have come that the event loop has not read, because it is busy."""
+        if self._socket is None:
+            return False
+        count = fcntl.ioctl(self._socket.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
+        return int.from_bytes(count, sys.byteorder) > 0
 
     def silence_s(self, now_s: float) -> float:
         """Return the seconds without a whole request, since opening or the last response; 0 during a request."""

@@ -114,7 +114,7 @@ class Connections:
         """
         now_s = asyncio.get_running_loop().time()
         silences_s = {each: each.silence_s(now_s) for each in self._open()}
-        silent = [each for each, silence_s in silences_s.items() if silence_s > SILENT_S]
+        silent = [each for each, silence_s in silences_s.items() if silence_s > SILENT_S and not each.has_unread]
         others = sorted(
             (each for each in silent if each not in self._surplus), key=silences_s.__getitem__, reverse=True
         )
